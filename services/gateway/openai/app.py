@@ -153,7 +153,7 @@ def _response_routes(runners: Runners, limits: Limits, store: ResponseStore | No
     kept = KeptResponses(store, runners.side, held)
     background = None if store is None else BackgroundResponses(store, runners.side, held)
     create = ResponsesEndpoint(runners, limits, kept, background, running)
-    pages = ResponsePages(kept, running, limits.request_timeout_s + READING_GRACE_S)
+    pages = ResponsePages(kept, running, limits.request_timeout_s + READING_GRACE_S, limits.strict_fields)
     return [
         route("/v1/responses", create, operations.RESPONSES, "POST"),
         route("/v1/responses/{response_id}", pages.retrieve, operations.RESPONSE),

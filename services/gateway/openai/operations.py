@@ -35,7 +35,7 @@ from services.gateway.openai.tokens import DetokenizeRequest, TokenizeChatReques
 _NOT_FOUND = (404, 431, 500)
 _NOT_READY = (431, 500, 503)
 _OF_A_RESPONSE = (400, 404, 431, 500, 503)
-_INCLUDE: Schema = {"type": "array", "items": {"const": LOGPROBS}}
+_INCLUDE: Schema = {"type": "array", "items": {"type": "string"}, "description": f"Known is {LOGPROBS}."}
 
 CHAT = Operation(
     summary="The assistant's next message in a chat, whole or as a stream",

@@ -203,14 +203,15 @@ async def test_a_key_s_priority_is_a_bound(api: Api, key_set: KeySet):
 
 async def test_a_tenant_s_responses_are_there_for_it_alone(api: Api, key_set: KeySet):
     body = {"model": MODEL, "input": "Hi", "store": True}
-    created = (await api.http.post("/v1/responses", json=body, headers=bearer(key_set.acme))).json()["id"]
+    response = (await api.http.post("/v1/responses", json=body, headers=bearer(key_set.acme))).json()
+    created, reference = response["id"], {"type": "item_reference", "id": response["output"][0]["id"]}
     mine, others = bearer(key_set.acme), bearer(key_set.other)
     for path in (f"/v1/responses/{created}", f"/v1/responses/{created}/input_items"):
         assert (await api.http.get(path, headers=others)).status_code == 404
         assert (await api.http.get(path, headers=mine)).status_code == 200
-    follow = {**body, "previous_response_id": created}
-    assert (await api.http.post("/v1/responses", json=follow, headers=others)).status_code == 404
-    assert (await api.http.post("/v1/responses", json=follow, headers=mine)).status_code == 200
+    for follow in ({**body, "previous_response_id": created}, {**body, "input": [reference]}):
+        assert (await api.http.post("/v1/responses", json=follow, headers=others)).status_code == 404
+        assert (await api.http.post("/v1/responses", json=follow, headers=mine)).status_code == 200
     assert (await api.http.post(f"/v1/responses/{created}/cancel", headers=others)).status_code == 404
     assert (await api.http.delete(f"/v1/responses/{created}", headers=others)).status_code == 404
     assert (await api.http.delete(f"/v1/responses/{created}", headers=mine)).status_code == 200

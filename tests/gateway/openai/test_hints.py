@@ -31,8 +31,10 @@ VALUES: dict[str, Any] = {
     "fallback_credit_token": "x",
     "fallbacks": "default",
     "guided_decoding_backend": "xgrammar",
+    "include": ["reasoning.encrypted_content"],
     "inference_geo": "us",
     "mcp_servers": [{"type": "url", "url": "https://x", "name": "s"}],
+    "input": [{"role": "user", "content": "Hi"}, {"type": "web_search_call", "id": "ws_1"}],
     "media_io_kwargs": {"video": {"num_frames": 40}},
     "mm_processor_kwargs": {"num_crops": 4},
     "output_config": {"effort": "utmost"},
@@ -60,8 +62,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "Hi", "seed": 1},
     "/v1/messages": {**MESSAGES, "max_tokens": 2048, "temperature": 0},
 }
-# A response is kept. Tools of a vendor's in responses and messages have tests of their own.
-ELSEWHERE = {("/v1/responses", "store"), ("/v1/responses", "tools"), ("/v1/messages", "tools")}
+# A response is kept. Tools of a vendor's in messages have tests of their own.
+ELSEWHERE = {("/v1/responses", "store"), ("/v1/messages", "tools")}
 CASES = [(path, name) for path in BODIES for name in VALUES if (path, name) not in ELSEWHERE]
 
 

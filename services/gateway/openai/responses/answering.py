@@ -21,7 +21,8 @@ from services.gateway.openai.logprobs import LogprobEntries
 from services.gateway.openai.responses.events import Events
 from services.gateway.openai.responses.items import Item
 from services.gateway.openai.responses.kept import KeptResponses
-from services.gateway.openai.responses.output import Nobody, Output
+from services.gateway.openai.responses.offered_tools import OfferedTools
+from services.gateway.openai.responses.output import ItemListener, Nobody, Output
 from services.gateway.openai.responses.response import Outcome, Status, finished, usage_json
 from services.gateway.openai.responses.running import ResponseCancelled, RunningResponse
 from services.gateway.openai.responses.translation import in_words_of_responses
@@ -35,11 +36,16 @@ Generating = AbstractAsyncContextManager[Updates]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A response that begins. head: its JSON values; conversation: the items that it answers."""
+    """A response that begins. head: its JSON values; conversation: the items that it answers; tools: it may call."""
 
     head: dict[str, Any]
     conversation: Sequence[Item]
     tenant: str
+    tools: OfferedTools
+
+    def output(self, entries: LogprobEntries, listener: ItemListener) -> Output:
+        """Returns its output, which has no item so far."""
+        return Output(entries, listener, self.head["id"], self.tools)
 
     def ended(self, output: Output, outcome: Outcome, usage: dict[str, Any]) -> dict[str, Any]:
         """Returns the JSON values of the response as it ended, and closes its output."""
@@ -63,10 +69,10 @@ class Answering:
 
     async def whole(self, exchange: Exchange, turn: Turn, running: RunningResponse, generating: Generating) -> None:
         """Answers with the whole response. Raises ApiError."""
-        output = Output(self._entries, Nobody())
+        output = turn.output(self._entries, Nobody())
         updates: Updates | None = None
         try:
-            with in_words_of_responses():
+            with in_words_of_responses(turn.tools):
                 async with running.generating(), generating as updates:
                     await self._collect(updates, output)
             outcome = finished(exchange.record.finish_reason)
@@ -78,11 +84,11 @@ class Answering:
     async def stream(self, exchange: Exchange, turn: Turn, running: RunningResponse, generating: Generating) -> None:
         """Answers with events. An error before the first one is raised; a later one is the response's own."""
         events = Events()
-        output = Output(self._entries, events)
+        output = turn.output(self._entries, events)
         begun = False
         updates: Updates | None = None
         try:
-            with in_words_of_responses():
+            with in_words_of_responses(turn.tools):
                 async with running.generating(), generating as updates:
                     update = await updates.next()
                     begun = True

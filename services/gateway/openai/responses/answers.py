@@ -7,7 +7,8 @@ from pydantic import RootModel
 from services.gateway.http.operation import Described
 from services.gateway.openai.answers import TokenLogprob
 from services.gateway.openai.responses.items import Role
-from services.gateway.openai.responses.request import FunctionTool, TextFormat
+from services.gateway.openai.responses.request import TextFormat
+from services.gateway.openai.responses.tools import AllowedTool, AnyTool
 
 
 class InputText(Described):
@@ -55,34 +56,57 @@ class ReasoningItem(Described):
 
 
 class FunctionCall(Described):
-    """A call of a function. arguments: JSON, as the model wrote it."""
+    """A call of a function. arguments: JSON, as the model wrote it; namespace: that the function is in, if any."""
 
     id: str
     type: Literal["function_call"]
     status: str
     call_id: str
+    namespace: str | None = None
     name: str
     arguments: str
 
 
-class FunctionOutput(Described):
-    """The output of a function, which the client sent."""
+class CustomToolCall(Described):
+    """A call of a custom tool. input: text; namespace: see FunctionCall."""
 
     id: str
-    type: Literal["function_call_output"]
+    type: Literal["custom_tool_call"]
+    status: str
+    call_id: str
+    namespace: str | None = None
+    name: str
+    input: str
+
+
+class ToolOutput(Described):
+    """The output of a function or a custom tool, which the client sent."""
+
+    id: str
+    type: Literal["function_call_output", "custom_tool_call_output"]
     status: str
     call_id: str
     output: str | list[InputText]
 
 
-OutputItem = Message | ReasoningItem | FunctionCall
+class AdditionalTools(Described):
+    """Tools that the client sent beside those of its request."""
+
+    id: str
+    type: Literal["additional_tools"]
+    status: str
+    role: Literal["developer"]
+    tools: list[AnyTool]
+
+
+OutputItem = Message | ReasoningItem | FunctionCall | CustomToolCall
 
 
 class InputItemList(Described):
     """A page of the items that a response answers."""
 
     object: Literal["list"]
-    data: list[OutputItem | FunctionOutput]
+    data: list[OutputItem | ToolOutput | AdditionalTools]
     first_id: str | None
     last_id: str | None
     has_more: bool
@@ -138,11 +162,20 @@ class ResponseReasoning(Described):
     summary: None
 
 
-class NamedFunction(Described):
-    """The function that had to be called."""
+class NamedTool(Described):
+    """The tool that had to be called."""
 
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: str
+    namespace: str | None = None
+
+
+class AllowedTools(Described):
+    """The tools that could be called, or one of which had to be."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[AllowedTool]
 
 
 class Response(Described):
@@ -168,8 +201,8 @@ class Response(Described):
     top_logprobs: int
     text: ResponseText
     reasoning: ResponseReasoning
-    tools: list[FunctionTool]
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction
+    tools: list[AnyTool]
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools
     parallel_tool_calls: bool
     truncation: Literal["disabled"]
     background: bool
@@ -290,6 +323,26 @@ class ArgumentsDone(Described):
     sequence_number: int
 
 
+class InputDelta(Described):
+    """A further piece of a custom tool's input."""
+
+    type: Literal["response.custom_tool_call_input.delta"]
+    item_id: str
+    output_index: int
+    delta: str
+    sequence_number: int
+
+
+class InputDone(Described):
+    """The whole input of a custom tool."""
+
+    type: Literal["response.custom_tool_call_input.done"]
+    item_id: str
+    output_index: int
+    input: str
+    sequence_number: int
+
+
 class ResponseEvent(
     RootModel[
         ResponseStep
@@ -301,6 +354,8 @@ class ResponseEvent(
         | ReasoningDone
         | ArgumentsDelta
         | ArgumentsDone
+        | InputDelta
+        | InputDone
     ]
 ):
     """An event of a response's stream. `sequence_number` counts them."""

@@ -57,7 +57,7 @@ class BackgroundAnswering:
     async def __call__(self, telling: Telling, turn: Turn, generating: AbstractAsyncContextManager[Updates]) -> None:
         """Answers the client, and returns when the response has ended. Raises ApiError where it does not begin."""
         running = telling.running
-        output = Output(self._entries, Nobody())
+        output = turn.output(self._entries, Nobody())
         running.items = output.items
         async with self._kept.leased(turn.tenant, turn.head["id"], turn.conversation, running.cancel) as kept:
             work = _Work(telling, output, kept)
@@ -73,7 +73,7 @@ class BackgroundAnswering:
         """Generates the response. Raises ApiError, and whatever else happens before the client is told."""
         record = work.telling.exchange.record
         try:
-            with in_words_of_responses():
+            with in_words_of_responses(turn.tools):
                 async with work.telling.running.generating(), generating as work.updates:
                     await work.kept.begin(turn.head)
                     work.begin_telling()

@@ -14,6 +14,7 @@ _DELTAS = {
     Kind.REASONING: "response.reasoning_text.delta",
     Kind.MESSAGE: "response.output_text.delta",
     Kind.CALL: "response.function_call_arguments.delta",
+    Kind.CUSTOM_CALL: "response.custom_tool_call_input.delta",
 }
 
 
@@ -59,7 +60,7 @@ class Events:
         """See ItemListener."""
         self._add("response.output_item.added", output_index=item.index, item=item.as_json())
         place = self._place(item)
-        if item.kind is not Kind.CALL:
+        if not item.kind.is_call:
             self._add("response.content_part.added", **place, part=item.part())
         name = _DELTAS[item.kind]
         fields = orjson.dumps({"type": name, **place})[:-1]
@@ -89,17 +90,19 @@ class Events:
         match item.kind:
             case Kind.CALL:
                 self._add("response.function_call_arguments.done", **place, name=item.name, arguments=item.text)
+            case Kind.CUSTOM_CALL:
+                self._add("response.custom_tool_call_input.done", **place, input=item.text)
             case Kind.REASONING:
                 self._add("response.reasoning_text.done", **place, text=item.text)
             case Kind.MESSAGE:
                 self._add("response.output_text.done", **place, text=item.text, logprobs=item.all_logprobs())
-        if item.kind is not Kind.CALL:
+        if not item.kind.is_call:
             self._add("response.content_part.done", **place, part=item.part())
         self._add("response.output_item.done", output_index=item.index, item=item.as_json())
 
     def _place(self, item: OutputItem) -> dict[str, Any]:
         place: dict[str, Any] = {"item_id": item.id, "output_index": item.index}
-        return place if item.kind is Kind.CALL else {**place, "content_index": 0}
+        return place if item.kind.is_call else {**place, "content_index": 0}
 
     def _add(self, type: str, **fields: Any) -> None:
         data = orjson.dumps({"type": type, **fields, "sequence_number": self._number})

@@ -1,7 +1,7 @@
 """The kept responses as requests ask for them, with the errors that clients get."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,8 @@ from services.gateway.api.errors import ApiError, invalid, unavailable, unsuppor
 from services.gateway.api.large_json import takes_long
 from services.gateway.api.side_thread import SideThread
 from services.gateway.openai.responses.held import HeldAnswers
-from services.gateway.openai.responses.items import AnyItem, Item, num_parts
+from services.gateway.openai.responses.input_items import InputItem, of_conversation
+from services.gateway.openai.responses.items import Item, num_parts
 from services.gateway.openai.responses.kept_response import KeptResponse
 from services.gateway.openai.responses.output import OutputItem
 from services.gateway.openai.responses.pieces import cut_items, pieces_of
@@ -24,7 +25,7 @@ FEW_PARTS = 128  # of items, which are handled in a millisecond or two
 
 _RETRY_AFTER_S = 1
 _ID = re.compile(r"[A-Za-z0-9._:@+=~-]{1,200}")  # of a response
-_ITEMS: TypeAdapter[list[AnyItem]] = TypeAdapter(list[AnyItem])
+_ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
 
 log = structlog.get_logger()
 
@@ -108,13 +109,22 @@ class KeptResponses:
 
     async def conversation(self, tenant: str, response_id: str) -> list[Item]:
         """Returns the items up to the end of a response, for a request that continues it. Raises ApiError."""
-        param = "previous_response_id"
+        return await self._read(_items, tenant, response_id, "previous_response_id")
+
+    async def output(self, tenant: str, response_id: str) -> list[Item]:
+        """Returns the output of a response, for a request that refers to items of it. Raises ApiError."""
+        return await self._read(_output, tenant, response_id, "input")
+
+    async def _read(
+        self, read: Callable[[KeptResponse], list[Item]], tenant: str, response_id: str, param: str
+    ) -> list[Item]:
+        """Returns items of a response that has ended. param: the field that names it. Raises ApiError."""
         kept = await self.find(tenant, response_id, param)
         if not kept.ended:
             raise unended(response_id, "continued", param)
         try:
             long = takes_long(kept.response) or takes_long(kept.input)
-            return await self._side.run_if(long, _items, kept)
+            return await self._side.run_if(long, read, kept)
         except (ValueError, KeyError, TypeError) as error:
             raise _unreadable(response_id, error, param) from error
 
@@ -132,7 +142,12 @@ def _listed(kept: KeptResponse) -> list[dict[str, Any]]:
 def _items(kept: KeptResponse) -> list[Item]:
     """Raises ValueError, of which pydantic's error is one, KeyError and TypeError for what no gateway wrote."""
     output = orjson.loads(kept.response)["output"]
-    return [*_ITEMS.validate_python([*orjson.loads(kept.input), *output])]
+    return of_conversation(_ITEMS.validate_python([*orjson.loads(kept.input), *output]))
+
+
+def _output(kept: KeptResponse) -> list[Item]:
+    """Raises as `_items` does."""
+    return of_conversation(_ITEMS.validate_python(orjson.loads(kept.response)["output"]))
 
 
 def _lost(kept: KeptResponse) -> KeptResponse:

@@ -3,11 +3,11 @@
 One item grows at a time. Another kind of text, or the next call, ends the item before.
 
     update    reasoning      text        tool_calls
-    item      reasoning      message     function_call, one for each call
+    item      reasoning      message     function_call or custom_tool_call, one for each call
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -15,7 +15,8 @@ import orjson
 
 from services.gateway.api.choice import ToolCallPart, Update
 from services.gateway.openai.logprobs import LogprobEntries
-from services.gateway.openai.responses.items import new_id
+from services.gateway.openai.responses.items import new_id, output_item_id
+from services.gateway.openai.responses.offered_tools import OfferedTools
 
 
 class Kind(StrEnum):
@@ -24,6 +25,17 @@ class Kind(StrEnum):
     REASONING = "reasoning"
     MESSAGE = "message"
     CALL = "function_call"
+    CUSTOM_CALL = "custom_tool_call"
+
+    @property
+    def is_call(self) -> bool:
+        """True for calls, which have no content parts."""
+        return self in (Kind.CALL, Kind.CUSTOM_CALL)
+
+    @property
+    def text_field(self) -> str:
+        """The field of a call that has its text."""
+        return "arguments" if self is Kind.CALL else "input"
 
 
 class ItemStatus(StrEnum):
@@ -34,15 +46,16 @@ class ItemStatus(StrEnum):
     INCOMPLETE = "incomplete"
 
 
-_ID_PREFIXES = {Kind.REASONING: "rs", Kind.MESSAGE: "msg", Kind.CALL: "fc"}
+_ID_PREFIXES = {Kind.REASONING: "rs", Kind.MESSAGE: "msg", Kind.CALL: "fc", Kind.CUSTOM_CALL: "ctc"}
 
 
 @dataclass(slots=True)
 class OutputItem:
     """One item of the output.
 
-    pieces: of its text; of a call, of the arguments. logprobs: JSON of entries, without brackets, by the number of the
-    piece, for those that have some. call: the number of the call in the message.
+    pieces: of its text; of a call, of the arguments, or of the input. logprobs: JSON of entries, without brackets, by
+    the number of the piece, for those that have some. call: the number of the call in the message. namespace: that the
+    tool which is called is in.
     """
 
     kind: Kind
@@ -51,14 +64,19 @@ class OutputItem:
     call: int = -1
     call_id: str = ""
     name: str = ""
+    namespace: str | None = None
     status: ItemStatus = ItemStatus.IN_PROGRESS
     pieces: list[str] = field(default_factory=list)
     logprobs: dict[int, bytes] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
-        """All of its text, or of its arguments."""
+        """All of its text; of a call, what it is called with."""
         return "".join(self.pieces)
+
+    def begun(self) -> "OutputItem":
+        """Returns the item as it began."""
+        return replace(self, status=ItemStatus.IN_PROGRESS, pieces=[], logprobs={})
 
     def part(self) -> dict[str, Any]:
         """Returns the one content part, of an item that is no call, as JSON values."""
@@ -75,9 +93,10 @@ class OutputItem:
         about = {"id": self.id, "type": self.kind, "status": self.status}
         begun = self.status is not ItemStatus.IN_PROGRESS
         match self.kind:
-            case Kind.CALL:
-                call = {"call_id": self.call_id, "name": self.name}
-                return {**about, **call, "arguments": self.text if begun else ""}
+            case Kind.CALL | Kind.CUSTOM_CALL:
+                namespace = {} if self.namespace is None else {"namespace": self.namespace}
+                call = {"call_id": self.call_id, **namespace, "name": self.name}
+                return {**about, **call, self.kind.text_field: self.text if begun else ""}
             case Kind.REASONING:
                 return {**about, "summary": [], "content": [self.part()] if begun else [], "encrypted_content": None}
             case Kind.MESSAGE:
@@ -116,9 +135,11 @@ class Output:
     items: those that have begun; the last one may still grow.
     """
 
-    def __init__(self, entries: LogprobEntries, listener: ItemListener) -> None:
+    def __init__(self, entries: LogprobEntries, listener: ItemListener, response_id: str, tools: OfferedTools) -> None:
         self._entries = entries
         self._listener = listener
+        self._response_id = response_id
+        self._tools = tools
         self.items: list[OutputItem] = []
         self._open: OutputItem | None = None
         self._unshown: list[bytes] = []  # logprobs of tokens that brought no text so far
@@ -157,14 +178,21 @@ class Output:
     def _item(self, kind: Kind) -> OutputItem:
         """Returns the open item where it is of this kind, else a new one."""
         if self._open is None or self._open.kind is not kind:
-            self._begin(OutputItem(kind, len(self.items), new_id(_ID_PREFIXES[kind])))
+            self._begin(self._new(kind))
         assert self._open is not None
         return self._open
 
+    def _new(self, kind: Kind) -> OutputItem:
+        index = len(self.items)
+        return OutputItem(kind, index, output_item_id(_ID_PREFIXES[kind], self._response_id, index))
+
     def _called(self, part: ToolCallPart) -> OutputItem:
         if self._open is None or self._open.call != part.call:
-            call_id, name = part.id or new_id("call"), part.name or ""
-            self._begin(OutputItem(Kind.CALL, len(self.items), new_id("fc"), part.call, call_id, name))
+            item = self._new(Kind.CUSTOM_CALL if part.custom else Kind.CALL)
+            item.call, item.call_id, item.name = part.call, part.id or new_id("call"), part.name or ""
+            if (tool := self._tools.called(item.name)) is not None:
+                item.name, item.namespace = tool.tool.name, tool.namespace
+            self._begin(item)
         assert self._open is not None
         return self._open
 

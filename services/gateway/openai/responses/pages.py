@@ -6,6 +6,7 @@ from typing import Any
 import orjson
 
 from services.gateway.api.errors import ApiError, invalid, unsupported
+from services.gateway.api.validation import ignored_fields
 from services.gateway.http.exchange import Exchange
 from services.gateway.openai.responses.following import follow, send_kept
 from services.gateway.openai.responses.kept import KeptResponses, not_found, unended
@@ -23,16 +24,27 @@ DEFAULT_ITEMS, MOST_ITEMS = 20, 100
 class ResponsePages:
     """Reads and changes responses that are being generated here, or kept."""
 
-    def __init__(self, kept: KeptResponses, running: RunningResponses, stream_s: float) -> None:
-        """stream_s: how long a client may read the events of a response."""
+    def __init__(self, kept: KeptResponses, running: RunningResponses, stream_s: float, strict_fields: bool) -> None:
+        """stream_s: how long a client may read the events of a response. strict_fields: see Limits."""
         self._kept = kept
         self._running = running
         self._stream_s = stream_s
+        self._strict_fields = strict_fields
+
+    def _query(self, exchange: Exchange) -> dict[str, list[str]]:
+        """Returns the query, and notes what cannot be included. Raises ApiError.
+
+        Logprobs are there where the response's request asked for them.
+        """
+        query = exchange.query()
+        included = [*query.get("include", []), *query.get("include[]", [])]
+        names = (f"include[{number}]" for number, name in enumerate(included) if name != LOGPROBS)
+        exchange.record.note_ignored_fields(ignored_fields(names, self._strict_fields))
+        return query
 
     async def retrieve(self, exchange: Exchange) -> None:
         """Sends a response, or its events. Raises ApiError, ClientGone."""
-        query = exchange.query()
-        _check_include(query)
+        query = self._query(exchange)
         response_id = exchange.path_params["response_id"]
         if _wants_stream(query):
             async with exchange.while_connected(self._stream_s):
@@ -101,8 +113,7 @@ class ResponsePages:
 
     async def input_items(self, exchange: Exchange) -> None:
         """Sends the items that a response answers, earlier turns included, newest first. Raises ApiError."""
-        query = exchange.query()
-        _check_include(query)
+        query = self._query(exchange)
         if _wants_stream(query):
             raise unsupported("stream", "'stream' is not supported for the items that a response answers.")
         if "starting_after" in query:
@@ -165,11 +176,3 @@ def _starting_after(query: dict[str, list[str]]) -> int:
 
 def _not_in_background() -> ApiError:
     return unsupported("stream", "'stream' is not supported for a response that was not created with 'background'.")
-
-
-def _check_include(query: dict[str, list[str]]) -> None:
-    """Raises ApiError for what is not supported. Logprobs are there where the response's request asked for them."""
-    for name in ("include", "include[]"):
-        for value in query.get(name, []):
-            if value != LOGPROBS:
-                raise unsupported("include", f"'include' may be '{LOGPROBS}' alone.")

@@ -37,8 +37,9 @@ def _cut(
 ) -> OutputItem:
     kind = Kind(listed["type"])
     item = OutputItem(kind, index, listed["id"], status=ItemStatus(listed["status"]))
-    if kind is Kind.CALL:
-        item.call_id, item.name, text = listed["call_id"], listed["name"], listed["arguments"]
+    if kind.is_call:
+        item.call_id, item.name, item.namespace = listed["call_id"], listed["name"], listed.get("namespace")
+        text = listed[kind.text_field]
         entries: list[Any] = []
     else:
         part = listed["content"][0]

@@ -66,7 +66,7 @@ class Replay:
         ended = item.status is not ItemStatus.IN_PROGRESS  # read first: no piece comes after that
         if self._open is None:
             self._begin()
-            self._open = OutputItem(item.kind, item.index, item.id, item.call, item.call_id, item.name)
+            self._open = item.begun()
             self._num_pieces = 0
             self._events.opened(self._open)
         elif self._num_pieces < len(item.pieces):

@@ -12,14 +12,13 @@ from pydantic_core import PydanticCustomError
 from services.gateway.api.errors import invalid, unsupported
 from services.gateway.api.hints import Hinting
 from services.gateway.api.schema import AnswerTokens, CommonRequest, TokenCount, Top, WholeNumber
-from services.gateway.api.strict import Open, Strict
+from services.gateway.api.strict import Strict
 from services.gateway.api.structured import ResponseFormat
-from services.gateway.openai.responses.items import MAX_ITEMS, AnyItem, unknown_fields
-
-MAX_TOOLS = 128
+from services.gateway.openai.responses.input_items import InputItem, unknown_item_fields
+from services.gateway.openai.responses.items import MAX_ITEMS
+from services.gateway.openai.responses.tools import AnyToolChoice, Tools, unknown_tool_fields
 
 LOGPROBS = "message.output_text.logprobs"
-ENCRYPTED = "reasoning.encrypted_content"
 
 # Common fields for which a response has no place.
 _NO_PLACE = ("echo", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids")
@@ -29,44 +28,6 @@ _ELSEWHERE = {"max_tokens": "max_output_tokens", "response_format": "text.format
 
 def _as_items(value: object) -> object:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
-
-
-def _as_choice(value: object) -> object:
-    return {"type": value} if isinstance(value, str) else value
-
-
-def _supported_include(value: object) -> object:
-    if value == ENCRYPTED:
-        words = "'{name}' is not supported: reasoning comes as text. Send its items back as they came."
-        raise PydanticCustomError("unsupported", words, {"name": ENCRYPTED})
-    return value
-
-
-class FunctionTool(Open):
-    """A function that the model may call; no other tools are supported."""
-
-    type: Literal["function"]
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class ToolChoice(Strict):
-    """OpenAI's `tool_choice`; its three words are types here."""
-
-    type: Literal["none", "auto", "required", "function"]
-    name: str | None = None
-
-    @model_validator(mode="after")
-    def _name_where_it_belongs(self) -> Self:
-        if (self.type == "function") != (self.name is not None):
-            raise PydanticCustomError("tool_choice", "'name' goes with the type 'function', and with no other.")
-        return self
-
-    def as_json(self) -> str | dict[str, Any]:
-        """Returns the choice as clients send it."""
-        return self.type if self.name is None else {"type": self.type, "name": self.name}
 
 
 class TextFormat(Strict):
@@ -112,10 +73,9 @@ class Reasoning(Hinting):
     generate_summary: Literal["auto"] | None = None
 
 
-_Items = Annotated[list[AnyItem], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+_Items = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
 _ONLY_NULL = WithJsonSchema({"type": "null", "description": "A response has no place for it, or another name."})
 _ONLY_FALSE = WithJsonSchema({"enum": [False, None]})
-_ToolChoiceJson = Literal["none", "auto", "required"] | ToolChoice | None  # as it comes
 
 
 class ResponsesRequest(CommonRequest):
@@ -129,10 +89,8 @@ class ResponsesRequest(CommonRequest):
     previous_response_id: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     store: bool | None = None
     text: TextOptions | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Annotated[ToolChoice | None, BeforeValidator(_as_choice, json_schema_input_type=_ToolChoiceJson)] = (
-        None
-    )
+    tools: Tools | None = None
+    tool_choice: AnyToolChoice = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
     # Refused by name, in check_combinations.
@@ -143,7 +101,7 @@ class ResponsesRequest(CommonRequest):
     prompt_logprobs: Annotated[Top | None, _ONLY_NULL] = None
     return_token_ids: Annotated[bool | None, _ONLY_FALSE] = None
     return_tokens_as_token_ids: Annotated[bool | None, _ONLY_FALSE] = None
-    include: list[Annotated[Literal["message.output_text.logprobs"], BeforeValidator(_supported_include)]] | None = None
+    include: list[str] | None = None
     top_logprobs: Top | None = None
     truncation: Literal["disabled"] | None = None
     background: bool | None = None
@@ -155,9 +113,9 @@ class ResponsesRequest(CommonRequest):
         for name in ("text", "reasoning"):
             if (part := getattr(self, name)) is not None:
                 yield from (f"{name}.{field}" for field in part.unknown_fields())
-        yield from unknown_fields(self.input)
-        for number, tool in enumerate(self.tools or ()):
-            yield from (f"tools[{number}].{name}" for name in tool.unknown_fields())
+        yield from unknown_item_fields(self.input)
+        yield from unknown_tool_fields(self.tools or ())
+        yield from (f"include[{number}]" for number, name in enumerate(self.include or ()) if name != LOGPROBS)
 
     @property
     def asked_tokens(self) -> int | None:

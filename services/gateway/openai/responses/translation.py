@@ -10,13 +10,17 @@ from services.gateway.api.schema import CommonRequest
 from services.gateway.api.validation import validate_request
 from services.gateway.openai.neutral import CHAT_NEUTRAL
 from services.gateway.openai.responses.items import (
+    AnswerItem,
+    CallItem,
+    CallOutputItem,
+    CustomCallItem,
     FunctionCallItem,
-    FunctionOutputItem,
     Item,
     MessageItem,
     ReasoningItem,
 )
-from services.gateway.openai.responses.request import FunctionTool, ResponsesRequest, TextFormat, ToolChoice
+from services.gateway.openai.responses.offered_tools import OfferedTools, joined_name
+from services.gateway.openai.responses.request import ResponsesRequest, TextFormat
 
 # A chat's fields, as they are called here. Messages, which are numbered otherwise than items, are `input` as a whole.
 _NAMES = {
@@ -35,14 +39,19 @@ class ResponseChat(ChatRequest):
 
     prompt_param: ClassVar[str] = "input"
 
+    @property
+    def clamps_tokens(self) -> bool:
+        """See CommonRequest: agents ask for a constant number of tokens."""
+        return True
 
-def chat_of(request: ResponsesRequest, conversation: Sequence[Item]) -> ResponseChat:
+
+def chat_of(request: ResponsesRequest, conversation: Sequence[Item], tools: OfferedTools) -> ResponseChat:
     """Returns the chat of a request whose conversation, earlier turns included, is this. Raises ApiError."""
-    with in_words_of_responses():
-        return validate_request(chat_fields(request, conversation), ResponseChat, CHAT_NEUTRAL)
+    with in_words_of_responses(tools):
+        return validate_request(chat_fields(request, conversation, tools), ResponseChat, CHAT_NEUTRAL)
 
 
-def chat_fields(request: ResponsesRequest, conversation: Sequence[Item]) -> dict[str, Any]:
+def chat_fields(request: ResponsesRequest, conversation: Sequence[Item], tools: OfferedTools) -> dict[str, Any]:
     """Returns the chat's fields by name; a field that the request does not need is not there."""
     common = [name for name in CommonRequest.model_fields if name not in _OWN]
     fields = {name: getattr(request, name) for name in common}
@@ -54,8 +63,7 @@ def chat_fields(request: ResponsesRequest, conversation: Sequence[Item]) -> dict
         "parallel_tool_calls": request.parallel_tool_calls,
         "reasoning_effort": request.reasoning.effort if request.reasoning else None,
         "response_format": _response_format(request.text.format if request.text else None),
-        "tool_choice": _tool_choice(request.tool_choice),
-        "tools": [_tool(tool) for tool in request.tools or ()] or None,
+        **tools.chat_fields(),
     }
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -70,7 +78,7 @@ def messages_of(items: Sequence[Item], instructions: str | None = None) -> list[
         messages.append({"role": "system", "content": instructions})
     for item in items:
         match item:
-            case MessageItem(role="assistant"):
+            case AnswerItem():
                 if "content" in (answer := _open_answer(messages)) or "tool_calls" in answer:
                     messages.append(answer := {"role": "assistant"})
                 answer["content"] = _parts(item)
@@ -78,9 +86,9 @@ def messages_of(items: Sequence[Item], instructions: str | None = None) -> list[
                 messages.append({"role": item.role, "content": _parts(item)})
             case ReasoningItem():
                 messages.append({"role": "assistant", "reasoning_content": "\n".join(item.texts)})
-            case FunctionCallItem():
+            case CallItem():
                 _open_answer(messages).setdefault("tool_calls", []).append(_call(item))
-            case FunctionOutputItem():
+            case CallOutputItem():
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": "\n".join(item.texts)})
     return messages
 
@@ -93,27 +101,17 @@ def _open_answer(messages: list[Message]) -> Message:
 
 
 def _parts(item: MessageItem) -> list[dict[str, str]]:
-    return [{"type": "text", "text": text} for text in item.texts]
+    return [{"type": "text", "text": text} for text in item.texts or [""]]
 
 
-def _call(item: FunctionCallItem) -> dict[str, Any]:
-    return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
-
-
-def _tool(tool: FunctionTool) -> dict[str, Any]:
-    about = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters,
-        "strict": tool.strict,
-    }
-    return {"type": "function", "function": {name: value for name, value in about.items() if value is not None}}
-
-
-def _tool_choice(choice: ToolChoice | None) -> str | dict[str, Any] | None:
-    if choice is None or choice.name is None:
-        return None if choice is None else choice.type
-    return {"type": "function", "function": {"name": choice.name}}
+def _call(item: CallItem) -> dict[str, Any]:
+    name = joined_name(item.namespace, item.name)
+    match item:
+        case FunctionCallItem():
+            called = {"type": "function", "function": {"name": name, "arguments": item.arguments}}
+        case CustomCallItem():
+            called = {"type": "custom", "custom": {"name": name, "input": item.input}}
+    return {"id": item.call_id, **called}
 
 
 def _response_format(wanted: TextFormat | None) -> dict[str, Any] | None:
@@ -126,24 +124,24 @@ def _response_format(wanted: TextFormat | None) -> dict[str, Any] | None:
 
 
 @contextmanager
-def in_words_of_responses() -> Iterator[None]:
+def in_words_of_responses(tools: OfferedTools) -> Iterator[None]:
     """Renames the fields that an ApiError of the `with` block names as a chat's."""
     try:
         yield
     except ApiError as error:
         path = error.param or ""
-        here = own_name(path)
+        here = own_name(path, tools)
         if here != path:
             error.message = error.message.replace(f"'{path}'", f"'{here}'")
             error.param = here
         raise
 
 
-def own_name(path: str) -> str:
+def own_name(path: str, tools: OfferedTools) -> str:
     """Returns the path that a field of the chat has in the request."""
     name, _, rest = path.partition(".")
     if name.startswith("messages"):
         return "input"
     if name.startswith("tools["):
-        return f"{name}.{rest.removeprefix('function.')}" if rest else name
+        return tools.own_path(path)
     return path if name not in _NAMES else ".".join(filter(None, (_NAMES[name], rest)))

@@ -14,6 +14,9 @@ from tests.gateway.running_api import Api, running_api
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 TOOL = {"type": "function", "name": "f"}
+NAMELESS_TOOL = {"type": "function"}
+CUSTOM = {"type": "custom", "name": "f"}
+BAD_LARK = {"syntax": "lark", "definition": "start: other"}
 NAMELESS = {"type": "json_schema", "schema": {"type": "object"}}
 BAD_SCHEMA = {"type": "json_schema", "name": "a", "schema": {"type": "strin"}}
 
@@ -38,15 +41,15 @@ def message(*parts: Any, role: str = "user") -> dict[str, Any]:
         ({"input": 5}, "input", "invalid_type"),
         ({"input": [5]}, "input[0]", "invalid_value"),
         ({"input": ["x"]}, "input[0]", "invalid_value"),
-        ({"input": [{"type": "web_search_call"}]}, "input[0]", "unsupported_parameter"),
-        ({"input": [{"type": ["x"]}]}, "input[0]", "unsupported_parameter"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]", "unsupported_parameter"),
+        ({"input": [{"type": "web_search_call"}]}, "input", "empty_array"),
+        ({"input": [{"type": ["x"]}]}, "input[0].type", "invalid_type"),
+        ({"input": [{"type": "item_reference"}]}, "input[0].id", "missing_required_parameter"),
         ({"input": [{"content": "x"}]}, "input[0].role", "missing_required_parameter"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role", "invalid_value"),
         ({"input": [{"role": "user"}]}, "input[0].content", "missing_required_parameter"),
-        (message(), "input[0].content", "empty_array"),
         (message({"type": "input_image", "image_url": "x"}), "input[0].content[0]", "unsupported_parameter"),
         (message({"type": "input_file", "file_id": "x"}), "input[0].content[0]", "unsupported_parameter"),
+        (message("x"), "input[0].content[0]", "invalid_value"),
         (message({"text": "x"}), "input[0].content[0].type", "missing_required_parameter"),
         (message({"type": "input_text"}), "input[0].content[0].text", "missing_required_parameter"),
         ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id", "missing_required_parameter"),
@@ -55,14 +58,8 @@ def message(*parts: Any, role: str = "user") -> dict[str, Any]:
             "input[0].call_id",
             "missing_required_parameter",
         ),
-        (
-            {"input": [{"type": "reasoning", "encrypted_content": "x"}]},
-            "input[0].encrypted_content",
-            "unsupported_parameter",
-        ),
         ({"instructions": 5}, "instructions", "invalid_type"),
         ({"max_output_tokens": 0}, "max_output_tokens", "integer_below_min_value"),
-        ({"max_output_tokens": 60}, "input", "context_length_exceeded"),
         ({"input": "word " * 100}, "input", "context_length_exceeded"),
         ({"max_tokens": 5}, "max_tokens", "unsupported_parameter"),
         ({"temperature": 2.5}, "temperature", "decimal_above_max_value"),
@@ -71,26 +68,31 @@ def message(*parts: Any, role: str = "user") -> dict[str, Any]:
         ({"seed": 2**64}, "seed", None),
         ({"n": 2}, "n", "unsupported_parameter"),
         ({"stream": "x"}, "stream", "invalid_type"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "invalid_value"),
+        ({"tools": [{"name": "f"}]}, "tools[0].type", "missing_required_parameter"),
+        ({"tools": ["f"]}, "tools[0]", "invalid_value"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [NAMELESS_TOOL]}]}, "tools[0].tools[0].name", None),
+        ({"tools": [{**CUSTOM, "format": {"type": "grammar"}}]}, "tools[0].format", "invalid_value"),
+        ({"tools": [{**CUSTOM, "format": {"type": "grammar", **BAD_LARK}}]}, "tools", "invalid_grammar"),
         ({"tools": [{"type": "function"}]}, "tools[0].name", "missing_required_parameter"),
         ({"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name", "invalid_value"),
         ({"tool_choice": "any"}, "tool_choice.type", "invalid_value"),
         ({"tool_choice": {"type": "function"}}, "tool_choice", "invalid_value"),
-        ({"tool_choice": {"type": "allowed_tools", "tools": []}}, "tool_choice.type", "invalid_value"),
+        ({"tool_choice": {"type": "allowed_tools", "tools": []}}, "tool_choice", "invalid_value"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice", "unsupported_parameter"),
+        ({"tool_choice": {"type": "custom", "name": "f"}, "tools": [TOOL]}, "tool_choice", "invalid_value"),
+        ({"tool_choice": "required", "tools": [{"type": "web_search"}]}, "tool_choice", "invalid_value"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type", "invalid_value"),
         ({"text": {"format": NAMELESS}}, "text.format", "invalid_value"),
         ({"text": {"format": BAD_SCHEMA}}, "text.format", "invalid_grammar"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity", "invalid_value"),
         ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
-        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary", "invalid_value"),
-        ({"include": ["reasoning.encrypted_content"]}, "include[0]", "unsupported_parameter"),
+        ({"include": [5]}, "include[0]", "invalid_type"),
         ({"top_logprobs": 2}, "top_logprobs", None),
         ({"include": ["message.output_text.logprobs"], "top_logprobs": 21}, "top_logprobs", "integer_above_max_value"),
         ({"truncation": "auto"}, "truncation", "invalid_value"),
+        ({"truncation": "left"}, "truncation", "invalid_value"),
         ({"background": True, "store": False}, "background", None),
         ({"conversation": "conv_1"}, "conversation", "unsupported_parameter"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt", "unsupported_parameter"),
-        ({"service_tier": "flex"}, "service_tier", "unsupported_parameter"),
         ({"max_tool_calls": 0}, "max_tool_calls", "integer_below_min_value"),
         ({"metadata": {"a": 1}}, "metadata.a", "invalid_type"),
         ({"kv_transfer_params": {}}, "kv_transfer_params", "unknown_parameter"),
@@ -126,7 +128,6 @@ async def test_another_model_is_not_found(api: Api):
     [
         ("stream=x", "stream"),
         ("starting_after=1", "starting_after"),
-        ("include[]=reasoning.encrypted_content", "include"),
     ],
 )
 async def test_bad_queries_are_named(api: Api, query: str, param: str):
@@ -162,3 +163,14 @@ async def test_pages_of_input_items_have_bounds():
         path = f"/v1/responses/{kept}/input_items"
         for query in ("limit=0", "limit=101", "limit=x", "limit=", "limit=²", "order=up", "after=msg_1"):
             assert_refused(await api.http.get(f"{path}?{query}"), query.partition("=")[0])
+
+
+async def test_what_cannot_be_included_when_a_response_is_read_is_named():
+    query = "include[]=message.output_text.logprobs&include[]=reasoning.encrypted_content"
+    async with running_api(response_store=MemoryResponseStore(60, time.monotonic)) as api:
+        kept = (await api.http.post("/v1/responses", json={"input": "Hi"})).json()["id"]
+        for path in (f"/v1/responses/{kept}", f"/v1/responses/{kept}/input_items"):
+            answer = await api.http.get(f"{path}?{query}")
+            assert (answer.status_code, answer.headers["x-baton-ignored-fields"]) == (200, "include[1]")
+    async with running_api(strict_fields=True) as api:
+        assert_refused(await api.http.get(f"/v1/responses/resp_1?{query}"), "include[1]", "unsupported_parameter")

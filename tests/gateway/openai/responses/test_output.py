@@ -12,7 +12,10 @@ from pydantic import TypeAdapter
 from services.gateway.api.choice import ToolCallPart, Update, joined
 from services.gateway.openai.logprobs import LogprobEntries
 from services.gateway.openai.responses.events import Events
+from services.gateway.openai.responses.items import response_with_item
+from services.gateway.openai.responses.offered_tools import OfferedTools, offered
 from services.gateway.openai.responses.output import ItemStatus, Nobody, Output
+from services.gateway.openai.responses.tools import Tools
 from services.gateway.openai.token_names import TokenNames
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.frames import TokenLogprobs
@@ -27,6 +30,21 @@ def update(text: str = "", reasoning: str = "", calls: tuple[ToolCallPart, ...] 
     return Update(0, text, [5], None, more.pop("finish", None), reasoning=reasoning, tool_calls=calls, **more)
 
 
+RESPONSE = f"resp_{5:032x}"
+TOOLS = OfferedTools(
+    [
+        *offered(
+            TypeAdapter(Tools).validate_python(
+                [
+                    {"type": "custom", "name": "patch"},
+                    {"type": "namespace", "name": "math", "tools": [{"type": "function", "name": "sub"}]},
+                ]
+            ),
+            "tools",
+        )
+    ]
+)
+
 EVERYTHING = [
     update(reasoning="I "),
     update(reasoning="add."),
@@ -34,14 +52,17 @@ EVERYTHING = [
     update("sum:"),
     update(calls=(ToolCallPart(0, "c1", "add", ""),)),
     update(calls=(ToolCallPart(0, None, None, '{"a":'),)),
-    update(calls=(ToolCallPart(0, None, None, "1}"), ToolCallPart(1, "c2", "sub", "{"))),
-    update(calls=(ToolCallPart(1, None, None, "}"),), finish="tool_calls"),
+    update(calls=(ToolCallPart(0, None, None, "1}"), ToolCallPart(1, "c2", "math__sub", "{"))),
+    update(calls=(ToolCallPart(1, None, None, "}"),)),
+    update(calls=(ToolCallPart(2, "c3", "patch", "", custom=True),)),
+    update(calls=(ToolCallPart(2, None, None, '+a"', custom=True), ToolCallPart(2, None, None, "b", custom=True))),
+    update(finish="tool_calls"),
 ]
 
 
 def run(updates: list[Update], status: ItemStatus = ItemStatus.COMPLETED) -> tuple[Output, list[dict[str, Any]]]:
     events = Events()
-    output = Output(ENTRIES, events)
+    output = Output(ENTRIES, events, RESPONSE, TOOLS)
     for each in updates:
         output.take(each)
     output.close(status)
@@ -68,12 +89,22 @@ def items(output: Output) -> list[dict[str, Any]]:
 
 def test_reasoning_text_and_each_call_are_items():
     output, _ = run(EVERYTHING)
-    reasoning, message, first, second = items(output)
+    reasoning, message, first, second, third = items(output)
     assert reasoning["content"] == [{"type": "reasoning_text", "text": "I add."}]
     assert message["content"] == [{"type": "output_text", "text": "The sum:", "annotations": [], "logprobs": []}]
     call = {"type": "function_call", "status": "completed", "call_id": "c1", "name": "add", "arguments": '{"a":1}'}
     assert first == call
-    assert second == {**call, "call_id": "c2", "name": "sub", "arguments": "{}"}
+    assert second == {**call, "call_id": "c2", "namespace": "math", "name": "sub", "arguments": "{}"}
+    about = {"type": "custom_tool_call", "status": "completed"}
+    assert third == {**about, "call_id": "c3", "name": "patch", "input": '+a"b'}
+
+
+def test_the_id_of_an_item_says_in_which_response_it_is():
+    ids = [item["id"] for item in run(EVERYTHING)[0].as_json()]
+    assert [item_id.partition("_")[0] for item_id in ids] == ["rs", "msg", "fc", "fc", "ctc"]
+    assert {response_with_item(item_id) for item_id in ids} == {RESPONSE}
+    assert len(set(ids)) == len(ids)
+    assert response_with_item(f"msg_{'0' * 32}") is response_with_item("of another server") is None
 
 
 def test_the_pieces_of_a_stream_are_the_whole():
@@ -83,10 +114,11 @@ def test_the_pieces_of_a_stream_are_the_whole():
     assert items(whole) == items(output)
     for item in output.as_json():
         own = [event for event in events if event.get("item_id") == item["id"]]
-        text = item.get("arguments") or item["content"][0]["text"]
+        text = item.get("arguments") or item.get("input") or item["content"][0]["text"]
         assert "".join(event["delta"] for event in own if event["type"].endswith(".delta")) == text
-        (done,) = [event for event in own if event["type"].endswith((".text.done", "_text.done", "arguments.done"))]
-        assert done.get("arguments", done.get("text")) == text
+        ends = (".text.done", "_text.done", "arguments.done", "input.done")
+        (done,) = [event for event in own if event["type"].endswith(ends)]
+        assert next(done[name] for name in ("arguments", "input", "text") if name in done) == text
     finished = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     assert finished == orjson.loads(orjson.dumps(output.as_json()))
 
@@ -107,7 +139,7 @@ def test_events_of_an_item_come_in_order():
 def test_an_item_ends_before_the_next_one_begins():
     _, events = run(EVERYTHING)
     bounds = [event["type"] for event in events if "output_item" in event["type"]]
-    assert bounds == ["response.output_item.added", "response.output_item.done"] * 4
+    assert bounds == ["response.output_item.added", "response.output_item.done"] * 5
     assert [event["output_index"] for event in events] == sorted(event["output_index"] for event in events)
 
 
@@ -126,7 +158,7 @@ def test_what_was_cut_off_is_incomplete():
 
 def test_the_short_form_says_what_the_long_one_says():
     events = Events()
-    output = Output(ENTRIES, events)
+    output = Output(ENTRIES, events, RESPONSE, TOOLS)
     assert not output.take_text("no message is open")
     output.take(update("a"))
     before = events.taken()
@@ -162,7 +194,7 @@ def test_reasoning_has_no_logprobs():
 
 
 def test_nobody_needs_no_events():
-    output = Output(ENTRIES, Nobody())
+    output = Output(ENTRIES, Nobody(), RESPONSE, TOOLS)
     for each in EVERYTHING:
         output.take(each)
     output.close(ItemStatus.COMPLETED)

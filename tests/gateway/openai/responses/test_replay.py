@@ -11,7 +11,7 @@ from services.gateway.openai.responses.output import ItemStatus, Output
 from services.gateway.openai.responses.pieces import cut_items, pieces_of
 from services.gateway.openai.responses.replay import Replay
 from services.protocol.frames import TokenLogprobs
-from tests.gateway.openai.responses.test_output import ENTRIES, EVERYTHING, update
+from tests.gateway.openai.responses.test_output import ENTRIES, EVERYTHING, RESPONSE, TOOLS, update
 
 HEAD: dict[str, Any] = {
     "id": "resp_1",
@@ -40,7 +40,7 @@ def all_events(replay: Replay, response: dict[str, Any]) -> bytes:
 @pytest.mark.parametrize("status", ["completed", "incomplete", "failed", "cancelled"])
 def test_kept_items_and_growing_ones_have_the_events_of_a_stream(updates: list[Update], status: str):
     events = Events()
-    output = Output(ENTRIES, events)
+    output = Output(ENTRIES, events, RESPONSE, TOOLS)
     growing = Replay(HEAD, output.items, -1)
     told = b""
     for each in updates:
