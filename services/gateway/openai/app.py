@@ -156,6 +156,7 @@ def _response_routes(runners: Runners, limits: Limits, store: ResponseStore | No
     pages = ResponsePages(kept, running, limits.request_timeout_s + READING_GRACE_S, limits.strict_fields)
     return [
         route("/v1/responses", create, operations.RESPONSES, "POST"),
+        route("/v1/responses/render", create.render, operations.RENDER_RESPONSE, "POST"),
         route("/v1/responses/{response_id}", pages.retrieve, operations.RESPONSE),
         route("/v1/responses/{response_id}", pages.delete, operations.DELETE_RESPONSE, "DELETE"),
         route("/v1/responses/{response_id}/cancel", pages.cancel, operations.CANCEL_RESPONSE, "POST"),

@@ -112,6 +112,12 @@ RENDER_COMPLETIONS = Operation(
     answer=RenderedList,
     errors=TOKENIZING,
 )
+RENDER_RESPONSE = Operation(
+    summary="A conversation as token ids and sampling parameters, without a response",
+    bodies={ResponsesRequest: RESPONSES_NEUTRAL},
+    answer=Rendered,
+    errors=TOKENIZING,
+)
 TOKENIZE = Operation(
     summary="The token ids of a text or of a chat",
     bodies={TokenizeTextRequest: COMPLETIONS_NEUTRAL, TokenizeChatRequest: CHAT_NEUTRAL},

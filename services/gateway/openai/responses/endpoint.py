@@ -1,12 +1,15 @@
-"""POST /v1/responses: a request read, run and answered."""
+"""POST /v1/responses: a request read, run and answered. POST /v1/responses/render: what workers would be sent."""
 
 import time
 from typing import Any
+
+import orjson
 
 from services.gateway.api.errors import unsupported
 from services.gateway.api.request_runner import READING_GRACE_S, Runners
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.limits import Limits
+from services.gateway.http.rendered import rendered
 from services.gateway.openai.logprobs import LogprobEntries
 from services.gateway.openai.responses.answering import Answering, Turn
 from services.gateway.openai.responses.asking import Asked, Asking
@@ -17,6 +20,7 @@ from services.gateway.openai.responses.kept import KeptResponses
 from services.gateway.openai.responses.request import ResponsesRequest
 from services.gateway.openai.responses.response import head
 from services.gateway.openai.responses.running import RunningResponses
+from services.gateway.openai.responses.translation import in_words_of_responses
 from services.gateway.openai.token_names import TokenNames
 
 
@@ -61,6 +65,16 @@ class ResponsesEndpoint:
             async with exchange.while_connected(at_most_s):
                 answer = self._answering.stream if request.stream else self._answering.whole
                 await answer(exchange, turn, running, generating)
+
+    async def render(self, exchange: Exchange) -> None:
+        """Sends the token ids and the sampling parameters, and has nothing generated. Raises ApiError, ClientGone."""
+        asked = await self._asking.read(exchange)
+        with in_words_of_responses(asked.tools):
+            (capsule,) = await self._runner.capsules(asked.chat, exchange.record, exchange.caller)
+        streamed = {name: getattr(asked.request, name) for name in ("stream", "stream_options")}
+        request, request_id = asked.chat.model_copy(update=streamed), f"resp_{exchange.record.request_id}"
+        answer = rendered(request, capsule, request_id, self._runner.model.name)
+        await exchange.respond(200, await self._side.run(orjson.dumps, answer, None, orjson.OPT_SERIALIZE_NUMPY))
 
     async def _turn(self, asked: Asked, tenant: str) -> Turn:
         """Returns the turn that begins. Raises ApiError."""
