@@ -204,7 +204,7 @@ class Response(Described):
     tools: list[AnyTool]
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools
     parallel_tool_calls: bool
-    truncation: Literal["disabled"]
+    truncation: Literal["auto", "disabled"]
     background: bool
     service_tier: Literal["default"]
     metadata: dict[str, str]

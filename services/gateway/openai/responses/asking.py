@@ -1,7 +1,7 @@
 """A request for a response: read, checked, put together with what is kept, and made a chat."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.gateway.api.large_json import takes_long
 from services.gateway.api.request_runner import Runners
@@ -10,6 +10,7 @@ from services.gateway.http.exchange import Exchange
 from services.gateway.http.limits import Limits
 from services.gateway.openai.neutral import RESPONSES_NEUTRAL
 from services.gateway.openai.responses.conversations import Conversations
+from services.gateway.openai.responses.fitting import Fitting
 from services.gateway.openai.responses.items import Item, ToolsItem, num_parts
 from services.gateway.openai.responses.kept import FEW_PARTS, KeptResponses
 from services.gateway.openai.responses.offered_tools import OfferedTool, OfferedTools, offered
@@ -30,6 +31,10 @@ class Asked:
     chat: ResponseChat
     long: bool
 
+    def chat_of(self, items: Sequence[Item]) -> ResponseChat:
+        """Returns the chat with these items alone. Raises ApiError."""
+        return chat_of(self.request, items, self.tools)
+
 
 class Asking:
     """Reads requests."""
@@ -39,6 +44,7 @@ class Asking:
         self._side = runners.side
         self._limits = limits
         self._conversations = Conversations(kept)
+        self._fitting = Fitting(runners.chat, runners.side)
 
     async def read(self, exchange: Exchange) -> Asked:
         """Reads the request of an exchange. Raises ApiError, ClientGone."""
@@ -51,7 +57,7 @@ class Asking:
         long = long or num_parts(conversation) > FEW_PARTS
         asked, ignored = await self._side.run_if(long, self._asked, request, conversation, long)
         exchange.record.note_ignored_fields(ignored)
-        return asked
+        return await self._fitted(asked, exchange) if request.truncation == "auto" else asked
 
     def _request(self, body: bytes) -> ResponsesRequest:
         request = parse_request(body, ResponsesRequest, RESPONSES_NEUTRAL)
@@ -70,6 +76,13 @@ class Asking:
         of_chat = (own_name(name, tools) for name in self._runner.dialect.ignored_fields(chat))
         ignored = ignored_fields((*request.unknown_fields(), *of_chat), self._limits.strict_fields)
         return Asked(request, conversation, tools, chat, long), ignored
+
+    async def _fitted(self, asked: Asked, exchange: Exchange) -> Asked:
+        with in_words_of_responses(asked.tools):
+            chat = await self._fitting.fitted(
+                asked.conversation, asked.chat, asked.chat_of, exchange.record, exchange.caller
+            )
+        return replace(asked, chat=chat)
 
 
 def offered_tools(request: ResponsesRequest, conversation: Sequence[Item]) -> OfferedTools:

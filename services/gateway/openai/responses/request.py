@@ -103,7 +103,7 @@ class ResponsesRequest(CommonRequest):
     return_tokens_as_token_ids: Annotated[bool | None, _ONLY_FALSE] = None
     include: list[str] | None = None
     top_logprobs: Top | None = None
-    truncation: Literal["disabled"] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     background: bool | None = None
     max_tool_calls: TokenCount | None = None  # of built-in tools, of which there are none
 

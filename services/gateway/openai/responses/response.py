@@ -85,7 +85,7 @@ def head(request: ResponsesRequest, about: dict[str, Any], defaults: GenerationD
         "tools": orjson.Fragment(orjson.dumps([tool.model_dump() for tool in request.tools or ()])),
         "tool_choice": request.tool_choice.as_json() if request.tool_choice else "auto",
         "parallel_tool_calls": request.parallel_tool_calls is not False,
-        "truncation": "disabled",
+        "truncation": request.truncation or "disabled",
         "background": bool(request.background),
         "service_tier": "default",
         "metadata": request.metadata or {},

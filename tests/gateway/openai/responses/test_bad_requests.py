@@ -88,7 +88,7 @@ def message(*parts: Any, role: str = "user") -> dict[str, Any]:
         ({"include": [5]}, "include[0]", "invalid_type"),
         ({"top_logprobs": 2}, "top_logprobs", None),
         ({"include": ["message.output_text.logprobs"], "top_logprobs": 21}, "top_logprobs", "integer_above_max_value"),
-        ({"truncation": "auto"}, "truncation", "invalid_value"),
+        ({"truncation": "auto", "input": "word " * 100}, "input", "context_length_exceeded"),
         ({"truncation": "left"}, "truncation", "invalid_value"),
         ({"background": True, "store": False}, "background", None),
         ({"conversation": "conv_1"}, "conversation", "unsupported_parameter"),
