@@ -32,6 +32,7 @@ BODIES: Mapping[str, Mapping[str, Any]] = {
     "/v1/completions/render": _COMPLETION,
     "/v1/embeddings": {"input": ["A text.", "Another one."]},
     "/v1/responses": {"input": "What is the capital of France?", "max_output_tokens": 32},
+    "/v1/responses/render": {"input": "What is the capital of France?", "max_output_tokens": 32},
     "/v1/messages": {"messages": [_QUESTION], "max_tokens": 32},
     "/v1/messages/count_tokens": {"messages": [_QUESTION]},
     "/v1/messages/render": {"messages": [_QUESTION], "max_tokens": 32},
