@@ -6,6 +6,7 @@ from typing import Any
 # the conversation. In a turn of the user it is refused.
 ROLES_READ_AS_TEXT = frozenset({"assistant", "function", "tool"})
 
+_SHOWN_CHARS = 64  # of a part's type
 _TEXTS = ("text", "refusal", "thinking", "transcript")
 
 
@@ -15,4 +16,7 @@ def as_text(part: Any) -> Any:
     if not isinstance(kind, str) or kind == "text":
         return part
     written = next((part[name] for name in _TEXTS if isinstance(part.get(name), str)), None)
-    return {"type": "text", "text": f"[{kind}: this model reads text alone]" if written is None else written}
+    return {
+        "type": "text",
+        "text": f"[{kind[:_SHOWN_CHARS]}: this model reads text alone]" if written is None else written,
+    }

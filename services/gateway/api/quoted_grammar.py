@@ -8,11 +8,15 @@ terminal before it.
 
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 import orjson
 import regex
 
-from services.gateway.api.forms import wrong
+from services.gateway.api.forms import too_large, wrong
+
+_MAX_CHARS = 1 << 14  # of a grammar, whose quoted form is longer
+_MAX_RULES = 512
 
 # In Lark's notation: what is not copied as it is.
 _TOKEN = re.compile(
@@ -56,7 +60,8 @@ _SPECIAL_CLASS = r'["\\\x00-\x1f]'
 
 def quoted_lark(grammar: str, param: str) -> str:
     """Returns a grammar in Lark's notation of the quoted texts, without the quotes. Raises ApiError."""
-    terminals = {} if re.search(r"^\s*%ignore\b", grammar, re.MULTILINE) else _terminals(grammar)
+    _check_length(grammar, param)
+    terminals = {} if re.search(r"^\s*%ignore\b", grammar, re.MULTILINE) else _terminals(grammar, param)
 
     def written(token: re.Match[str]) -> str:
         if token["rule"] is None:
@@ -71,8 +76,16 @@ def quoted_lark(grammar: str, param: str) -> str:
     return _TOKEN.sub(written, grammar)
 
 
-def _terminals(grammar: str) -> dict[str, str]:
-    """Returns new names for the rules that become terminals: those that lead to no rule that leads back to itself."""
+def _check_length(text: str, param: str) -> None:
+    if len(text) > _MAX_CHARS:
+        raise too_large(param, f"in a custom tool it must have at most {_MAX_CHARS} characters.")
+
+
+def _terminals(grammar: str, param: str) -> dict[str, str]:
+    """Returns new names for the rules that become terminals: those that lead to no rule that leads back to itself.
+
+    Raises ApiError.
+    """
     named: dict[str, set[str]] = {}
     inside: set[str] = set()
     for token in _TOKEN.finditer(grammar):
@@ -80,6 +93,8 @@ def _terminals(grammar: str) -> dict[str, str]:
             inside = named.setdefault(_name(token["rule"]), set())
         elif token["rule"] is not None:
             inside.add(_name(token["rule"]))
+    if len(named) > _MAX_RULES:
+        raise wrong(param, f"in a custom tool, a grammar must have at most {_MAX_RULES} rules.")
     left, found = dict(named), list[str]()
     while plain := [name for name, rules in left.items() if rules.isdisjoint(left)]:
         found += plain
@@ -93,6 +108,7 @@ def _name(text: str) -> str:
 
 def quoted_regex(pattern: str, param: str) -> str:
     """Returns a grammar, in Lark's notation, of the texts that match a regular expression, quoted. Raises ApiError."""
+    _check_length(pattern, param)
     return f"start: {_terminal(pattern, '', param)}"
 
 
@@ -109,9 +125,12 @@ def _terminal(pattern: str, flags: str, param: str) -> str:
     return f"/(?i:{inner})/" if folded else f"/{inner}/"
 
 
+@lru_cache(maxsize=256)  # few of a grammar's are different ones
 def _character(atom: str, every: bool, param: str) -> str:
     """Returns what matches one character, quoted."""
-    if atom in ("/", r"\/"):
+    if len(atom) == 1 and atom not in _SPECIAL and atom != ".":
+        return atom
+    if atom == r"\/":
         return "/"
     if atom in (r"\b", r"\B"):
         raise wrong(param, "borders of words are not supported in a custom tool.")

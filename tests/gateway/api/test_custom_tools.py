@@ -130,6 +130,18 @@ def test_what_cannot_be_quoted_is_refused_in_words(definition: str) -> None:
     assert (refused.value.status, refused.value.param, refused.value.code) == (400, "p", "invalid_grammar")
 
 
+def test_grammars_that_would_take_long_are_refused() -> None:
+    chain = "start: r0\n" + "\n".join(f"r{number}: r{number + 1}" for number in range(600))
+    for quote, text in (
+        (quoted_lark, chain),
+        (quoted_lark, "start: /" + "." * 17_000 + "/"),
+        (quoted_regex, "a" * 17_000),
+    ):
+        with pytest.raises(ApiError) as refused:
+            quote(text, "p")
+        assert (refused.value.status, refused.value.param) == (400, "p")
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 100])
 @pytest.mark.parametrize(
     ("arguments", "text"),
