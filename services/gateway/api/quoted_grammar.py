@@ -7,16 +7,17 @@ terminal before it.
 """
 
 import re
-from collections.abc import Callable, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache, partial
+from graphlib import CycleError, TopologicalSorter
 
 import orjson
 import regex
 
 from services.gateway.api.forms import too_large, wrong
 
-_MAX_CHARS = 1 << 14  # of a grammar, whose quoted form is longer
-_MAX_RULES = 512
+_MAX_CHARS = 1 << 20  # of a quoted grammar: one character of a pattern may become several hundred
 
 # In Lark's notation: what is not copied as it is.
 _TOKEN = re.compile(
@@ -29,7 +30,7 @@ _TOKEN = re.compile(
     r"|(?P<alias>->\s*\w+)"
     r"|(?P<rule>[?!]?\b_?[a-z][a-z0-9_]*\b(?P<defined>(?:\.[0-9]+)?\s*:)?)"
     r"|(?P<terminal>\b_?[A-Z][A-Z0-9_]*\b)"
-    r"|(?P<other>%\w+|<[^<>\s]+>|[&@\[{]|~(?!\s*\d))"
+    r"|(?P<other>%\w+|<[^<>\s]+>|[\"/&@\[{]|~(?!\s*\d))"  # a lone quote or slash: a text that does not end
 )
 # The terminals of Lark's library that grammars of texts import.
 _LIBRARY: Mapping[str, str] = {
@@ -49,7 +50,7 @@ _RANGE = re.compile(r'("(?:\\.|[^"\\])*")\s*\.\.\s*("(?:\\.|[^"\\])*")')
 
 # In a regular expression: what matches one character, and what is copied as it is.
 _ATOM = re.compile(
-    r"(?P<kept>\(\?[^:)]*[:)]|[()|*+?^$]|\{[0-9]*,?[0-9]*\})"
+    r"(?P<kept>\(\?(?:[a-zA-Z-]*[:)]|P?<\w+>)|[()|*+?^$]|\{[0-9]*,?[0-9]*\})"
     r"|(?P<one>\[\^?\]?(?:\[:\^?\w+:\]|\\.|[^\]\\])*\]|\\(?:[xu]\{[0-9a-fA-F]+\}|x..|u....|U.{8}|[pP](?:\{[^}]*\}|.)|.)|.)",
     re.DOTALL,
 )
@@ -60,8 +61,8 @@ _SPECIAL_CLASS = r'["\\\x00-\x1f]'
 
 def quoted_lark(grammar: str, param: str) -> str:
     """Returns a grammar in Lark's notation of the quoted texts, without the quotes. Raises ApiError."""
-    _check_length(grammar, param)
-    terminals = {} if re.search(r"^\s*%ignore\b", grammar, re.MULTILINE) else _terminals(grammar, param)
+    tokens = list(_tokens(grammar, param))
+    terminals = {} if any(token["ignore"] for token in tokens) else _terminals(tokens)
 
     def written(token: re.Match[str]) -> str:
         if token["rule"] is None:
@@ -73,32 +74,33 @@ def quoted_lark(grammar: str, param: str) -> str:
             return terminal
         return f"start: {terminal}\n{terminal}:" if name == "start" else f"{terminal}:"
 
-    return _TOKEN.sub(written, grammar)
+    return _checked(_TOKEN.sub(written, grammar), param)
 
 
-def _check_length(text: str, param: str) -> None:
-    if len(text) > _MAX_CHARS:
-        raise too_large(param, f"in a custom tool it must have at most {_MAX_CHARS} characters.")
+def _tokens(grammar: str, param: str) -> Iterator[re.Match[str]]:
+    """Yields the tokens of a grammar. Raises ApiError at the first that cannot be quoted: no text is read twice."""
+    for token in _TOKEN.finditer(grammar):
+        if token["other"] is not None:
+            raise wrong(param, f"'{token['other'][:40]}' is not supported in the grammar of a custom tool.")
+        yield token
 
 
-def _terminals(grammar: str, param: str) -> dict[str, str]:
-    """Returns new names for the rules that become terminals: those that lead to no rule that leads back to itself.
-
-    Raises ApiError.
-    """
+def _terminals(tokens: Iterable[re.Match[str]]) -> dict[str, str]:
+    """Returns new names for the rules that become terminals: those that lead to no rule that leads back to itself."""
     named: dict[str, set[str]] = {}
     inside: set[str] = set()
-    for token in _TOKEN.finditer(grammar):
+    for token in tokens:
         if token["rule"] is not None and token["defined"] is not None:
             inside = named.setdefault(_name(token["rule"]), set())
         elif token["rule"] is not None:
             inside.add(_name(token["rule"]))
-    if len(named) > _MAX_RULES:
-        raise wrong(param, f"in a custom tool, a grammar must have at most {_MAX_RULES} rules.")
-    left, found = dict(named), list[str]()
-    while plain := [name for name, rules in left.items() if rules.isdisjoint(left)]:
-        found += plain
-        left = {name: rules for name, rules in left.items() if name not in plain}
+    sorter = TopologicalSorter({name: rules & named.keys() for name, rules in named.items()})
+    with suppress(CycleError):  # it then yields the rules that lead to no cycle
+        sorter.prepare()
+    found = list[str]()
+    while ready := sorter.get_ready():
+        found += ready
+        sorter.done(*ready)
     return {name: f"QUOTED_{number}" for number, name in enumerate(found)}
 
 
@@ -108,18 +110,24 @@ def _name(text: str) -> str:
 
 def quoted_regex(pattern: str, param: str) -> str:
     """Returns a grammar, in Lark's notation, of the texts that match a regular expression, quoted. Raises ApiError."""
-    _check_length(pattern, param)
-    return f"start: {_terminal(pattern, '', param)}"
+    return _checked(f"start: {_terminal(pattern, '', param)}", param)
+
+
+def _checked(quoted: str, param: str) -> str:
+    if len(quoted) > _MAX_CHARS:
+        raise too_large(param, f"it has more than {_MAX_CHARS} characters as it is written in JSON.")
+    return quoted
 
 
 def _terminal(pattern: str, flags: str, param: str) -> str:
     """Returns a regular expression of quoted texts as a terminal."""
     if set(flags) - {"i", "s"}:
         raise wrong(param, f"regular expressions with the flags {flags!r} are not supported in a custom tool.")
-    every, folded = "s" in flags, "i" in flags
+    folded = "i" in flags
+    character = cache(partial(_character, every="s" in flags, param=param))  # patterns repeat theirs
 
     def quoted(found: re.Match[str]) -> str:
-        return found.group() if found["kept"] else _character(found["one"], every, param)
+        return found.group() if found["kept"] else character(found["one"])
 
     inner = _ATOM.sub(quoted, pattern).replace("/", r"\/")
     return f"/(?i:{inner})/" if folded else f"/{inner}/"
@@ -196,10 +204,6 @@ def _imported(token: str, param: str) -> str:
     return f"{found[2] or found[1]}: {_terminal(_LIBRARY[found[1]], '', param)}"
 
 
-def _other(token: str, param: str) -> str:
-    raise wrong(param, f"'{token[:40]}' is not supported in the grammar of a custom tool.")
-
-
 _WRITERS: Mapping[str, Callable[[str, str], str]] = {
     "comment": lambda token, param: "",
     "range": _range,
@@ -209,5 +213,4 @@ _WRITERS: Mapping[str, Callable[[str, str], str]] = {
     "ignore": lambda token, param: token,
     "alias": lambda token, param: "",
     "terminal": lambda token, param: token,
-    "other": _other,
 }

@@ -78,7 +78,9 @@ class Limited:
         self.by_few_tokens = key(tokens_per_minute=2)
         self.by_tokens = key(tokens_per_minute=60)
         self.by_number = key(max_concurrent=1)
-        self.by_path = {path: key(requests_per_minute=2, tokens_per_minute=TOKENS_PER_MINUTE) for path in (*COUNTED, "grpc")}
+        self.by_path = {
+            path: key(requests_per_minute=2, tokens_per_minute=TOKENS_PER_MINUTE) for path in (*COUNTED, "grpc")
+        }
         self.free = key()
         self.refused: list[Refusal] = []
         store = LocalQuotas()
