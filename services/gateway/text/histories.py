@@ -18,6 +18,7 @@ Message = Mapping[str, Any]
 _FOLDED = "<system>\n{text}\n</system>"
 _ANSWERED_BY = {"user": "assistant", "assistant": "user"}
 _BETWEEN = "\n\n"  # texts that are joined
+_TEXTS = frozenset({"content", "reasoning", "reasoning_content"})  # of a message
 
 
 def with_results_in_order(messages: Sequence[Message], id_chars: int) -> list[Message]:
@@ -95,20 +96,19 @@ def _alternating(messages: Sequence[Message]) -> Iterator[Message]:
 def _joined(messages: Sequence[Message], roles: Sequence[str]) -> list[Message]:
     """Returns the messages with neighbours of one of these roles joined."""
     joined: list[Message] = []
-    for message in messages:
-        if joined and message["role"] == joined[-1]["role"] and message["role"] in roles:
-            joined[-1] = _both(joined[-1], message)
-        else:
-            joined.append(message)
+    for role, group in groupby(messages, lambda message: message["role"]):
+        turns = list(group)
+        joined += [_as_one(turns)] if role in roles and len(turns) > 1 else turns
     return joined
 
 
-def _both(first: Message, second: Message) -> dict[str, Any]:
-    texts = [message["content"] for message in (first, second) if message["content"]]
-    both = {**first, **second, "content": _BETWEEN.join(texts)}
-    if calls := [*first.get("tool_calls", ()), *second.get("tool_calls", ())]:
-        both["tool_calls"] = calls
-    return both
+def _as_one(turns: Sequence[Message]) -> dict[str, Any]:
+    one = {name: value for turn in turns for name, value in turn.items()}
+    for name in _TEXTS & one.keys():
+        one[name] = _BETWEEN.join(turn[name] for turn in turns if turn.get(name))
+    if "tool_calls" in one:
+        one["tool_calls"] = [call for turn in turns for call in turn.get("tool_calls", ())]
+    return one
 
 
 def _folded(messages: Sequence[Message], *, keep_first: bool, keep_later: bool) -> list[Message]:
