@@ -15,8 +15,5 @@ def as_text(part: Any) -> Any:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str) or kind == "text":
         return part
-    written = next((part[name] for name in _TEXTS if isinstance(part.get(name), str)), None)
-    return {
-        "type": "text",
-        "text": f"[{kind[:_SHOWN_CHARS]}: this model reads text alone]" if written is None else written,
-    }
+    texts = (part[name] for name in _TEXTS if isinstance(part.get(name), str))
+    return {"type": "text", "text": next(texts, f"[{kind[:_SHOWN_CHARS]}: this model reads text alone]")}

@@ -56,6 +56,8 @@ class EmbeddingRequest(Open):
         SkipValidation[str | list[Any]], BeforeValidator(_input_type, json_schema_input_type=_InputJson)
     ]
     encoding_format: Literal["float", "base64"] | None = None
+    embed_dtype: Literal["float32", "float16", "bfloat16"] | None = None  # of the bytes in base64
+    endianness: Literal["native", "little", "big"] | None = None  # of these bytes; native: little
     dimensions: TokenCount | None = None
     pooling: Literal["last", "mean", "cls"] | None = None
     normalize: bool | None = None  # None: yes

@@ -1,6 +1,7 @@
 """POST /v1/embeddings: a vector for each input, as numbers or as their bytes in base64."""
 
 from base64 import b64encode
+from functools import partial
 
 import numpy as np
 import orjson
@@ -44,7 +45,7 @@ class EmbeddingEndpoint:
 
 def answer_body(answer: EmbeddingAnswer, request: EmbeddingRequest, model: str) -> bytes:
     """Returns the JSON of an answer. No part of it keeps the interpreter lock for long."""
-    write = _base64 if request.encoding_format == "base64" else _numbers
+    write = partial(_base64, request=request) if request.encoding_format == "base64" else _numbers
     data = [
         b'{"object":"embedding","index":%d,"embedding":%b}' % (index, write(vector))
         for index, vector in enumerate(answer.vectors)
@@ -58,5 +59,16 @@ def _numbers(vector: np.ndarray) -> bytes:
     return orjson.dumps(np.ascontiguousarray(vector), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _base64(vector: np.ndarray) -> bytes:
-    return b'"%b"' % b64encode(vector.astype("<f4", copy=False).tobytes())
+def _base64(vector: np.ndarray, request: EmbeddingRequest) -> bytes:
+    raw = vector_bytes(vector, request.embed_dtype or "float32", big_endian=request.endianness == "big")
+    return b'"%b"' % b64encode(raw)
+
+
+def vector_bytes(vector: np.ndarray, dtype: str, *, big_endian: bool) -> bytes:
+    """Returns the numbers of a vector, float32, as bytes of another type. bfloat16 is rounded to the nearest, to even."""
+    order = ">" if big_endian else "<"
+    if dtype != "bfloat16":
+        return vector.astype(f"{order}f{4 if dtype == 'float32' else 2}").tobytes()
+    bits = np.ascontiguousarray(vector, np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return rounded.astype(f"{order}u2").tobytes()

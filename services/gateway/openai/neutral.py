@@ -72,8 +72,6 @@ RESPONSES_NEUTRAL: Neutral = {
 }
 
 EMBEDDINGS_NEUTRAL: Neutral = {
-    "embed_dtype": ("float32",),
-    "endianness": ("native", "little"),
     "messages": _NOTHING,
     "mm_processor_kwargs": ({},),
     "softmax": _NOTHING,

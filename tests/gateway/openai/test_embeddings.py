@@ -13,6 +13,7 @@ import pytest_asyncio
 from services.config import Pooling
 from services.gateway.api.embedding_inputs import MAX_INPUTS, EmbeddingRequest
 from services.gateway.api.generation import Delta, Expired, Overloaded
+from services.gateway.openai.embeddings import vector_bytes
 from services.gateway.openai.neutral import EMBEDDINGS_NEUTRAL
 from services.protocol.outcomes import FinishReason
 from services.protocol.sampling import SamplingParams
@@ -178,7 +179,8 @@ BAD: list[tuple[dict[str, Any], str, str | None]] = [
     ({"input": "a", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "invalid_value"),
     ({"input": "a", "truncation_side": "left"}, "truncation_side", None),
     ({"input": "a", "messages": [{"role": "user", "content": "a"}]}, "messages", "unsupported_parameter"),
-    ({"input": "a", "embed_dtype": "float16"}, "embed_dtype", "unsupported_parameter"),
+    ({"input": "a", "embed_dtype": "fp8_e4m3"}, "embed_dtype", "invalid_value"),
+    ({"input": "a", "endianness": "middle"}, "endianness", "invalid_value"),
     ({"input": "a", "user": 5}, "user", "invalid_type"),
     ({"input": "a", "cache_salt": ""}, "cache_salt", None),
     ({"input": "a", "cache_salt": "a b"}, "cache_salt", None),
@@ -268,3 +270,30 @@ async def test_a_request_is_recorded_and_counted(api: Api):
     assert "baton_prompt_tokens_total 5.0" in metrics
     assert "baton_cached_tokens_total 4.0" in metrics
     assert "baton_ttft_seconds_count 0.0" in metrics, "it has no tokens"
+
+
+@pytest.mark.parametrize("endianness", [None, "native", "little", "big"])
+@pytest.mark.parametrize("dtype", [None, "float32", "float16", "bfloat16"])
+async def test_bytes_are_of_the_type_and_order_that_were_asked_for(api: Api, dtype: str | None, endianness: str | None):
+    fields = {"encoding_format": "base64", "embed_dtype": dtype, "endianness": endianness}
+    api.generator.script = deltas([0.5] * 4)
+    (entry,) = (await embed(api, "Hi", **fields)).json()["data"]
+    order, raw = ">" if endianness == "big" else "<", base64.b64decode(entry["embedding"])
+    if dtype == "bfloat16":
+        numbers = (np.frombuffer(raw, f"{order}u2").astype(np.uint32) << 16).view(np.float32)
+    else:
+        numbers = np.frombuffer(raw, f"{order}f{2 if dtype == 'float16' else 4}").astype(np.float32)
+    assert np.allclose(numbers, [0.5] * 4)
+
+
+def test_bfloat16_is_rounded_to_the_nearest():
+    numbers = np.array([1.0, -2.5, 1.00390625, 1.01171875, 3.0e38, 0.1], np.float32)
+    bits = np.frombuffer(vector_bytes(numbers, "bfloat16", big_endian=False), "<u2")
+    assert (bits.astype(np.uint32) << 16).view(np.float32).tolist() == [
+        1.0,
+        -2.5,
+        1.0,
+        1.015625,
+        2.991028308095101e38,
+        0.10009765625,
+    ]

@@ -17,19 +17,16 @@ from services.gateway.text.responses.template import Field, Mark, Part, Response
 
 _CONTEXT = 64  # characters before a text that patterns may look at
 _MAX_EMPTY = 2
-_VISIBLE = re.compile(r"\S")
 _MAX_WITHHELD = 4096  # characters that may become a mark; longer ones do not
 _LOOKS_BACK = re.compile(r"\(\?<[=!]|\\[bBG]|\^")
-
+_VISIBLE = re.compile(r"\S")
 
 # The quotes of strings, by the content of a field of calls.
 _QUOTES = {"json": '"', "json-sequence": '"', "python-calls": "\"'"}
 _OUTSIDE = {quotes: re.compile(f"[{quotes}]") for quotes in _QUOTES.values()}
 _INSIDE = {quote: re.compile(rf"[\\{quote}]") for quote in "\"'"}
-_BEGIN, _NO_STRINGS = (
-    "begin",
-    "none",
-)  # in the place of a quote: before the text; text that is no JSON
+# In the place of a quote: before the text; in a text that is no JSON, where quotes are letters.
+_BEGIN, _NO_STRINGS = "begin", "none"
 
 
 class What(Enum):
