@@ -133,7 +133,6 @@ def _terminal(pattern: str, flags: str, param: str) -> str:
     return f"/(?i:{inner})/" if folded else f"/{inner}/"
 
 
-@lru_cache(maxsize=256)  # few of a grammar's are different ones
 def _character(atom: str, every: bool, param: str) -> str:
     """Returns what matches one character, quoted."""
     if len(atom) == 1 and atom not in _SPECIAL and atom != ".":
