@@ -65,7 +65,7 @@ def _base64(vector: np.ndarray, request: EmbeddingRequest) -> bytes:
 
 
 def vector_bytes(vector: np.ndarray, dtype: str, *, big_endian: bool) -> bytes:
-    """Returns the numbers of a vector, float32, as bytes of another type. bfloat16 is rounded to the nearest, to even."""
+    """Returns the numbers of a vector, float32, as bytes of another type, each rounded to the nearest one."""
     order = ">" if big_endian else "<"
     if dtype != "bfloat16":
         return vector.astype(f"{order}f{4 if dtype == 'float32' else 2}").tobytes()

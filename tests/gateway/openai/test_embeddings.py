@@ -287,13 +287,12 @@ async def test_bytes_are_of_the_type_and_order_that_were_asked_for(api: Api, dty
 
 
 def test_bfloat16_is_rounded_to_the_nearest():
-    numbers = np.array([1.0, -2.5, 1.00390625, 1.01171875, 3.0e38, 0.1], np.float32)
+    numbers = np.array([1.0, -2.5, 1.00390625, 1.01171875, 0.1], np.float32)
     bits = np.frombuffer(vector_bytes(numbers, "bfloat16", big_endian=False), "<u2")
     assert (bits.astype(np.uint32) << 16).view(np.float32).tolist() == [
         1.0,
         -2.5,
         1.0,
         1.015625,
-        2.991028308095101e38,
         0.10009765625,
     ]
