@@ -107,9 +107,12 @@ async def test_the_template_decides_which_roles_there_are(api: Api):
         assert "no critic" in response.json()["error"]["message"]
 
 
-async def test_stream_options_that_ask_for_nothing_are_ignored_without_a_stream(api: Api):
-    assert (await api.chat(stream_options={"include_usage": False})).status_code == 200
-    assert (await api.chat(stream_options={"include_usage": True})).status_code == 400
+async def test_stream_options_belong_to_streams(api: Api):
+    """As OpenAI and vLLM have it, whatever they ask for; null is none."""
+    assert (await api.chat(stream_options=None)).status_code == 200
+    for options in ({}, {"include_usage": False}, {"include_usage": True}):
+        assert (await api.chat(stream_options=options)).status_code == 400
+        assert (await api.chat(stream_options=options, stream=True)).status_code == 200
 
 
 async def test_a_token_id_out_of_the_vocabulary_is_named(api: Api):
