@@ -16,15 +16,20 @@ log = structlog.get_logger()
 
 
 class _Connection(ssl.SSLObject):
-    """A connection that answers a plain HTTP request within the handshake, which then waits for the client to close."""
+    """A connection that answers a plain HTTP request within the handshake, which then waits for the client to close.
+
+    What the client sends until then is thrown away: it has shown no key, and nothing else bounds it.
+    """
 
     refuse: Callable[[], bytes]  # returns the answer, and logs
+    incoming: ssl.MemoryBIO
     outgoing: ssl.MemoryBIO
     _refused = False
 
     def do_handshake(self) -> None:
         """See ssl.SSLObject."""
         if self._refused:
+            self.incoming.read()
             raise ssl.SSLWantReadError  # until the client or the time for handshakes ends the connection
         try:
             super().do_handshake()
@@ -46,7 +51,7 @@ class _ServerContext(ssl.SSLContext):
         """See ssl.SSLContext."""
         connection = super().wrap_bio(incoming, outgoing, *args, **kwargs)
         assert isinstance(connection, _Connection)
-        connection.outgoing, connection.refuse = outgoing, self.refuse
+        connection.incoming, connection.outgoing, connection.refuse = incoming, outgoing, self.refuse
         return connection
 
 

@@ -18,6 +18,7 @@ import pytest
 from protos import inference_pb2, inference_pb2_grpc
 from services.gateway.http.http_protocol import GOODBYE_S
 from services.launcher.authority import Authority
+from services.tls.contexts import server_context
 from services.tls.files import CertificateFiles, CertificatePaths
 from tests.certificates import Certificates
 from tests.gateway.running_api import MAX_BODY_BYTES, MODEL, Api, running_api
@@ -154,6 +155,16 @@ def test_clients_that_say_no_goodbye_do_not_hold_up_a_server_that_stops(
             server.terminate()
             assert server.wait(60) == 0
             assert time.monotonic() - started < IDLE_S + GOODBYE_S + 8  # and not 30 s later
+
+
+def test_nothing_is_kept_of_what_a_client_of_plain_http_sends_after_its_answer(certificates: Certificates) -> None:
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    connection = server_context(front(certificates.paths(*NAMES)), b"answer").wrap_bio(incoming, outgoing, True)
+    for sent in (b"POST / HTTP/1.1\r\n\r\n", bytes(1 << 20), bytes(1 << 20)):
+        incoming.write(sent)
+        with pytest.raises(ssl.SSLWantReadError):
+            connection.do_handshake()
+    assert (incoming.pending, outgoing.read()) == (0, b"answer")
 
 
 async def test_new_connections_are_shown_the_newest_certificate_and_old_ones_go_on(
