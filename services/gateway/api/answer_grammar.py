@@ -142,7 +142,8 @@ def _add_reasoning(rules: Rules, reasoning: ReasoningFirst, tokenizer: Tokenizer
     if token is not None:
         inside = ",".join(map(str, sorted({*tokenizer.special_ids, token})))
         times = "*" if reasoning.budget is None else f"{{0,{reasoning.budget}}}"
-        return rules.add("reasoning", f"<[^{inside}]>{times} <[{token}]>")
+        thought = "" if reasoning.budget == 0 else f"<[^{inside}]>{times} "  # {0,0} is none of the grammar's
+        return rules.add("reasoning", f"{thought}<[{token}]>")
     if reasoning.budget is not None:
         words = "the end of this model's reasoning is not one token, so that it cannot be forced."
         raise unsupported("thinking_token_budget", f"Invalid 'thinking_token_budget': {words}")

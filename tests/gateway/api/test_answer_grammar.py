@@ -271,6 +271,14 @@ def test_a_budget_ends_the_reasoning() -> None:
     assert not accepts(opened, "<think>far more than four tokens</think>yes")
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_budget_of_none_ends_the_reasoning_at_once(begun: bool) -> None:
+    opening = "" if begun else "<think>"
+    grammar = answer_grammar(WantedAnswer(reasoning=thinking(begun=begun, budget=0)), PLAIN)
+    assert accepts(grammar, f"{opening}</think>yes")
+    assert not accepts(grammar, f"{opening}a</think>yes")
+
+
 def test_a_form_beside_tools() -> None:
     grammar = answer_grammar(wanted("hermes", form=FORM), PLAIN)
     assert accepts(grammar, "[1, 2]")
