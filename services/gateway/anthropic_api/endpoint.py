@@ -68,24 +68,22 @@ class Messages:
     async def _read(self, exchange: Exchange, kind: type[Asked]) -> tuple[Asked, ChatRequest]:
         body = await exchange.read_json(self._limits.max_body_bytes)
         long = takes_long(body) or len(body) > _FEW_BYTES
-        request, chat = await self._side.run_if(long, _parse, body, kind)
-        of_chat = (own_name(name, request) for name in self._runner.dialect.ignored_fields(chat))
-        ignored = ignored_fields((*request.unknown_fields(), *of_chat), self._limits.strict_fields)
+        request, chat, ignored = await self._side.run_if(long, self._parse, body, kind)
         exchange.record.note_ignored_fields(ignored)
         with in_words_of_messages(request):
             self._runner.check(chat)
         return request, chat
 
-
-def _parse(body: bytes, kind: type[Asked]) -> tuple[Asked, ChatRequest]:
-    """Returns the request in a body, and the chat that it asks for. Raises ApiError."""
-    request = parse_request(body, kind, NEUTRAL)
-    request.check_combinations()
-    with in_words_of_messages(request):
-        chat = validate_request(chat_fields(request), MessagesChat, {})
-    for name in chat.unknown_fields():  # a request asks for what chats do not have
-        raise unsupported(own_name(name, request))
-    return request, chat
+    def _parse(self, body: bytes, kind: type[Asked]) -> tuple[Asked, ChatRequest, tuple[str, ...]]:
+        """Returns the request in a body, the chat that it asks for, and the ignored fields. Raises ApiError."""
+        request = parse_request(body, kind, NEUTRAL)
+        request.check_combinations()
+        with in_words_of_messages(request):
+            chat = validate_request(chat_fields(request), MessagesChat, {})
+        for name in chat.unknown_fields():  # a request asks for what chats do not have
+            raise unsupported(own_name(name, request))
+        of_chat = (own_name(name, request) for name in self._runner.dialect.ignored_fields(chat))
+        return request, chat, ignored_fields((*request.unknown_fields(), *of_chat), self._limits.strict_fields)
 
 
 async def _stream(exchange: Exchange, updates: Updates, events: MessageEvents) -> None:
