@@ -88,6 +88,8 @@ def _check_weights(engine: EngineConfig, files: ModelFiles) -> None:
 def _dtype(engine: EngineConfig, config: ModelConfig) -> str:
     if engine.dtype in ITEM_BYTES:
         return engine.dtype
+    if config.dtype is None and engine.load_format is LoadFormat.DUMMY:
+        return "bfloat16"  # see DummyTensors
     return config.dtype or stored_dtype(engine.model)
 
 

@@ -11,7 +11,10 @@ import pytest
 import typer
 
 from services.cli.commands import app
+from services.config import LoadFormat
+from services.config.engine import EngineConfig
 from services.config.option import Refusal
+from services.engine.model_check import check_model
 from services.launcher import main as launcher
 from services.launcher import random_model
 from tests.gguf_files import write_gguf
@@ -28,12 +31,18 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-4096])
 
 
+def odd_header(path: Path) -> None:
+    header = json.dumps({"a": {"dtype": "F32", "shape": [1], "data_offsets": ["0", None]}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+
+
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "architecture": (lambda model: configure(model, architectures=["PhiForCausalLM"]), "'PhiForCausalLM'"),
     "setting": (lambda model: configure(model, num_experts=8), "num_experts"),
     "quantization": (lambda model: configure(model, quantization_config={"quant_method": "awq"}), "'awq'"),
     "no weights": (lambda model: (model / "model.safetensors").unlink(), "has no weights"),
     "half a download": (lambda model: truncate(model / "model.safetensors"), "is truncated or not a safetensors file"),
+    "odd header": (lambda model: odd_header(model / "model.safetensors"), "is truncated or not a safetensors file"),
     "no tokenizer": (lambda model: (model / "tokenizer.json").unlink(), "tokenizer.json"),
     "too large": (lambda model: configure(model, intermediate_size=10**9), " GiB for each of 2 workers; "),
 }
@@ -68,6 +77,13 @@ def test_options_that_the_model_or_the_machine_has_no_room_for_are_refused(model
     said = refusal(f"--model={model}", "--kv-memory=1000000GiB")
     assert "need 0.02 GiB and --kv-memory 1000000.00 GiB for each of 2 workers" in said
     assert said.endswith(" GiB of memory are free")
+
+
+def test_random_weights_need_no_files_with_weights(model: Path) -> None:
+    configure(model, dtype=None)
+    (model / "model.safetensors").unlink()
+    facts = check_model(EngineConfig(model=model, load_format=LoadFormat.DUMMY), 1)
+    assert facts.max_positions == 8192
 
 
 def test_a_gguf_file_that_cannot_be_served_is_refused_before_anything_starts(model: Path, tmp_path: Path) -> None:

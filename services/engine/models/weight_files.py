@@ -89,7 +89,7 @@ def check_complete(file: WeightFile) -> None:
 def stored_dtype(directory: Path) -> str:
     """Returns the name of the dtype in which the first file has most tensors. Raises ModelError."""
     file = next(safetensors_weights(directory))
-    kinds = [entry["dtype"] for name, entry in json.loads(file.header).items() if name != "__metadata__"]
+    kinds = [str(entry.get("dtype")) for name, entry in json.loads(file.header).items() if name != "__metadata__"]
     stored = max(set(kinds), key=kinds.count, default="")
     if stored not in FLOATING:
         raise ModelError(f"{file.path.name}: its tensors are stored as {stored}, which is not supported")
@@ -107,7 +107,8 @@ def _read_header(path: Path, prefix: bytes, descriptor: int) -> bytes:
 def _extents(path: Path, header: bytes) -> list[tuple[int, int]]:
     try:
         tensors = {name: entry for name, entry in json.loads(header).items() if name != "__metadata__"}
-        return [tuple(tensors[name]["data_offsets"]) for name in sorted(tensors)]
+        offsets = (tensors[name]["data_offsets"] for name in sorted(tensors))
+        return [(int(begin), int(end)) for begin, end in offsets]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise unreadable(path, error) from error
 
