@@ -57,6 +57,7 @@ COUNTED: dict[str, dict[str, Any]] = {
     "/v1/responses": {"model": MODEL, "input": "Hi", "store": False},
     "/v1/chat/completions/render": CHAT,
     "/v1/completions/render": TEXT,
+    "/inference/v1/generate": {"model": MODEL, "token_ids": [5, 6], "sampling_params": {"max_tokens": 5}},
     "/tokenize": TEXT,
     "/inference/v1/generate": {"model": MODEL, "token_ids": [5, 6], "sampling_params": {}},
     "/detokenize": {"model": MODEL, "tokens": [5, 6]},
