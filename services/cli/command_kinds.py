@@ -1,5 +1,6 @@
 """The kinds of commands that `baton` has: their help, and their words for options and commands of other servers."""
 
+from itertools import takewhile
 from typing import Any, NoReturn
 
 from typer.core import TyperCommand, TyperGroup
@@ -21,7 +22,8 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """See TyperCommand. Raises Refusal for an option of other servers."""
         own = _flags(self)
-        for name in (argument.partition("=")[0] for argument in args if argument.startswith("-")):
+        options = takewhile(lambda argument: argument != "--", args)
+        for name in (argument.partition("=")[0] for argument in options if argument.startswith("-")):
             if name not in own:
                 _refuse_foreign(name, own, ctx)
         return super().parse_args(ctx, args)

@@ -106,7 +106,7 @@ def _gateway(values: Values) -> int:
 
 def _served_names(values: Values, name: str) -> str:
     """The names that clients know the model by. name: where none are given. Raises Refusal."""
-    names = values.get("served_model_name") or name
+    names = values.get("served_model_name") or name.replace(",", "-")  # a comma is between names
     checks.check_model_aliases(names, values["model_aliases"])
     return names
 

@@ -1,6 +1,7 @@
 """The banner of `baton up` once everything is ready: the way in, on stdout."""
 
 import json
+import shlex
 import sys
 from urllib.parse import unquote, urlsplit
 
@@ -56,7 +57,7 @@ def _example(config: UpConfig) -> str:
     body["max_tokens"] = 32
     return (
         f"{_curl(config)} {api_url(config.serving)}/v1/{path} {_key_header(config)}"
-        f"-H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+        f"-H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
     )
 
 

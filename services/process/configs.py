@@ -193,8 +193,8 @@ class ServingSettings:
             parse=parse_model_aliases,
             repeats=True,
             metavar="PATTERN=NAME",
-            help="Another name that clients may ask for, and the served one that it stands for: 'claude-*=NAME'. In a "
-            "pattern * stands for anything. May be given several times.",
+            help="Another name that clients may ask for, and the served one that it stands for: 'claude-*=NAME'. The "
+            "pattern is a shell's: *, ? and [...]. May be given several times.",
         ),
     ] = ()
     host: Annotated[

@@ -7,15 +7,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import count, groupby
 from math import inf
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
+from pydantic import Field
 
-from services.gateway.anthropic_api.blocks import TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
+from services.gateway.anthropic_api.blocks import MAX_BLOCKS, TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
 from services.gateway.anthropic_api.other_blocks import OtherBlock
 from services.gateway.anthropic_api.request import CountRequest, MessagesRequest, Thinking
 from services.gateway.anthropic_api.tools import Tool, ToolChoice
-from services.gateway.api.chat import ChatRequest
+from services.gateway.api.chat import MAX_MESSAGES, ChatRequest
+from services.gateway.api.chat import Message as ChatMessage
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _ERROR_PREFIX = "Error: "  # chats have no other mark for a tool that failed
@@ -23,7 +25,12 @@ _SAME_NAME = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k")
 
 
 class MessagesChat(ChatRequest):
-    """A chat that came by the Messages API, whose clients ask for more tokens than any answer has."""
+    """A chat that came by the Messages API, whose clients ask for more tokens than any answer has.
+
+    Each result in a message of the request is a message of its own.
+    """
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES * MAX_BLOCKS, fail_fast=True)]
 
     @property
     def clamps_tokens(self) -> bool:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
@@ -11,14 +11,14 @@ from pydantic_core import PydanticCustomError
 from services.gateway.api.chat_answers import ChatAnswers, ChatModel
 from services.gateway.api.chat_text import ChatTexts
 from services.gateway.api.choice import PromptShown
-from services.gateway.api.content_parts import ROLES_READ_AS_TEXT, as_text
+from services.gateway.api.content_parts import ROLES_READ_AS_TEXT, ContentPart, ThinkingPart, as_answers, as_text
 from services.gateway.api.earlier_calls import CalledFunction, CallId, EarlierCall, EarlierCalls
 from services.gateway.api.errors import invalid
+from services.gateway.api.hints import Hinting
 from services.gateway.api.message_request import MessageRequest
 from services.gateway.api.prompts import Prompt, check_text_length, tokens_of_text
 from services.gateway.api.schema import AnswerTokens, Top
 from services.gateway.api.side_thread import SideThread
-from services.gateway.api.strict import Open
 from services.gateway.side.processes import SideProcesses
 from services.gateway.text.tokenizer import LONG_TEXT_CHARS, Tokenizer
 
@@ -34,25 +34,22 @@ def _as_parts(value: object, info: ValidationInfo) -> object:
     if isinstance(value, str):
         return [{"type": "text", "text": value}]
     if isinstance(value, list):
-        return [*map(as_text, value)] if info.data.get("role") in ROLES_READ_AS_TEXT else value
+        role = info.data.get("role")
+        as_read = as_answers if role == "assistant" else as_text
+        return [*map(as_read, value)] if role in ROLES_READ_AS_TEXT else value
     if value is None:
         return value
     raise PydanticCustomError("content_type", "It must be a string or a list of content parts.")
-
-
-class ContentPart(Open):
-    """A part of a message; only text is supported."""
-
-    type: Literal["text"]
-    text: str
 
 
 Parts = Annotated[list[ContentPart], Field(fail_fast=True)]
 _ContentJson = str | Parts | None  # as it comes
 
 
-class Message(Open):
+class Message(Hinting):
     """One message of a chat. The model's template decides which roles there are; it calls `developer` `system`."""
+
+    hints: ClassVar[frozenset[str]] = frozenset({"reasoning", "reasoning_content"})
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: Annotated[Parts | None, BeforeValidator(_as_parts, json_schema_input_type=_ContentJson)] = None
@@ -80,7 +77,16 @@ class Message(Open):
     @property
     def text(self) -> str:
         """The content's parts, joined by line breaks; where there are none, the refusal."""
-        return "\n".join(part.text for part in self.content or ()) or self.refusal or ""
+        texts = [part.text or "" for part in self.content or () if not isinstance(part, ThinkingPart)]
+        return "\n".join(texts) or self.refusal or ""
+
+    @property
+    def thoughts(self) -> str | None:
+        """The reasoning before an earlier answer, by whichever field; None: there is none."""
+        if self.reasoning_content is not None or self.reasoning is not None:
+            return self.reasoning_content
+        texts = [part.text for part in self.content or () if isinstance(part, ThinkingPart) and part.text]
+        return "\n".join(texts) or None
 
     @property
     def calls(self) -> Sequence[EarlierCall]:

@@ -22,7 +22,7 @@ CallId = Annotated[str | None, BeforeValidator(_as_id, json_schema_input_type=st
 class CalledFunction(Open):
     """The function of an earlier call. arguments: JSON, as the model wrote it, or its value, or no JSON at all."""
 
-    name: str
+    name: str | None = None
     arguments: Any = None
 
     @property
@@ -38,8 +38,15 @@ class CalledFunction(Open):
 class CalledCustom(Open):
     """The custom tool of an earlier call."""
 
-    name: str
-    input: str = ""
+    name: str | None = None
+    input: Any = None
+
+    @property
+    def text(self) -> str:
+        """The input, which is text; any other value as JSON."""
+        if self.input is None:
+            return ""
+        return self.input if isinstance(self.input, str) else orjson.dumps(self.input).decode()
 
 
 class EarlierCall(Open):
@@ -57,10 +64,11 @@ class EarlierCall(Open):
 
     def _called(self) -> dict[str, Any]:
         if self.function is not None:
-            return {"name": self.function.name, "arguments": self.function.value}
+            return {"name": self.function.name or "", "arguments": self.function.value}
         if self.custom is not None:
-            return {"name": self.custom.name, "arguments": {INPUT: self.custom.input}}
-        return {"name": self.type or "", "arguments": {}}  # of a tool that another server ran
+            return {"name": self.custom.name or "", "arguments": {INPUT: self.custom.text}}
+        hosted = self.type not in (None, "function", "custom")  # a tool that another server ran
+        return {"name": self.type if hosted else "", "arguments": {}}
 
 
 EarlierCalls = Annotated[list[EarlierCall], Field(max_length=_MAX_CALLS)]

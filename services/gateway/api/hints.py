@@ -49,6 +49,8 @@ HINTS: Mapping[str, str] = {
     "messages[].content[]": _UNREADABLE,
     "messages[].content[].citations": _ACCOUNT,
     "messages[].content[].content[]": _UNREADABLE,
+    "messages[].reasoning": _UNREADABLE,
+    "messages[].reasoning_content": _UNREADABLE,
     "metadata": _ACCOUNT,
     "metadata.user_id": _ACCOUNT,
     "mm_processor_kwargs": _MEDIA,

@@ -37,7 +37,7 @@ from services.gateway.api.structured import GrammarChecks
 from services.gateway.api.terms import Terms
 from services.gateway.api.tracing import Tracing
 from services.gateway.api.updates import Updates
-from services.gateway.api.validation import Neutral, parse_request
+from services.gateway.api.validation import Neutral, ignored_fields, parse_request
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.side.processes import SideProcesses
 from services.gateway.text.detokenizer import make_detokenizer
@@ -79,11 +79,18 @@ class RequestRunner(Generic[Request]):
         self._metrics = metrics
         self.side = side
 
-    async def parse(self, body: bytes, neutral: Neutral) -> Request:
-        """Returns the checked request of a body. Raises ApiError."""
-        request = await self.side.run_if(takes_long(body), parse_request, body, self.dialect.kind, neutral)
-        self.check(request)
-        return request
+    async def parse(self, body: bytes, neutral: Neutral, strict: bool) -> tuple[Request, tuple[str, ...]]:
+        """Returns the checked request of a body, and the names of its fields that nothing acts on. Raises ApiError.
+
+        strict: see `ignored_fields`.
+        """
+
+        def read() -> tuple[Request, tuple[str, ...]]:
+            request = parse_request(body, self.dialect.kind, neutral)
+            self.check(request)
+            return request, ignored_fields(self.dialect.ignored_fields(request), strict)
+
+        return await self.side.run_if(takes_long(body), read)
 
     def check(self, request: Request) -> None:
         """Checks all that needs no tokens. Raises ApiError."""

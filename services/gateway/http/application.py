@@ -107,5 +107,5 @@ class Application:
                 405, f"This path takes {headers.get('Allow')} only.", headers={"allow": headers.get("Allow", "")}
             )
         port = next((port for start, port in self._elsewhere.items() if path.startswith(start)), None)
-        there = "" if port is None else f" It is at {port}."
+        there = "" if port is None else f" Paths like it are at {port}."
         return ApiError(error.status_code, f"There is nothing at this path.{there}", code="unknown_url")

@@ -10,7 +10,6 @@ from services.gateway.api.schema import CommonRequest, Request
 from services.gateway.api.side_thread import SideThread
 from services.gateway.api.terms import Terms
 from services.gateway.api.updates import Updates
-from services.gateway.api.validation import ignored_fields
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.limits import Limits
 from services.gateway.http.streams import EventSink, collected
@@ -40,12 +39,11 @@ class GenerationEndpoint(Generic[Request]):
         terms = limits.terms(exchange.header, exchange.caller)
         self._records.begin(exchange.record, exchange.header)
         body = await exchange.read_json(self._limits.max_body_bytes)
-        request = limits.defaults.applied(await self._runner.parse(body, self._format.neutral))
+        asked, ignored = await self._runner.parse(body, self._format.neutral, limits.strict_fields)
         del body
-        exchange.take_request_id(request.request_id)
-        exchange.record.note_ignored_fields(
-            ignored_fields(self._runner.dialect.ignored_fields(request), limits.strict_fields)
-        )
+        exchange.take_request_id(asked.request_id)
+        exchange.record.note_ignored_fields(ignored)
+        request = limits.defaults.applied(asked)
         model = self._runner.model
         head = AnswerHead(exchange.record.request_id, model.name, int(time.time()), model.fingerprint)
         await answer_over_http(exchange, self._runner, request, self._format.answer(request, head), terms)

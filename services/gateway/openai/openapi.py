@@ -52,11 +52,10 @@ def describe_api(
     open_paths: Collection[str] | None = None,
     model: str = "MODEL",
 ) -> Schema:
-    """Returns the document, OpenAPI 3.1. strict_fields: a request's fields that nobody knows are refused.
+    """Returns the document, OpenAPI 3.1.
 
-    model: the name for examples.
-
-    open_paths: those at which no key is asked for, unlike at all others; None: no key is asked for.
+    strict_fields: a request's fields that nobody knows are refused. open_paths: those at which no key is asked for,
+    unlike at all others; None: no key is asked for. model: the name for examples.
     """
     if open_paths is not None:
         routes = [each if each.path in open_paths else _asking_for_keys(each) for each in routes]

@@ -9,7 +9,7 @@ import orjson
 
 from services.gateway.api.request_runner import RequestRunner
 from services.gateway.api.schema import Request
-from services.gateway.api.validation import Neutral, ignored_fields
+from services.gateway.api.validation import Neutral
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.limits import Limits
 from services.gateway.http.rendered import rendered
@@ -28,10 +28,10 @@ class RenderEndpoint(Generic[Request]):
     async def __call__(self, exchange: Exchange) -> None:
         """Sends the token ids and the sampling parameters of each prompt. Raises ApiError, ClientGone."""
         body = await exchange.read_json(self._limits.max_body_bytes)
-        request = self._limits.defaults.applied(await self._runner.parse(body, self._neutral))
-        exchange.take_request_id(request.request_id)
-        ignored = self._runner.dialect.ignored_fields(request)
-        exchange.record.note_ignored_fields(ignored_fields(ignored, self._limits.strict_fields))
+        asked, ignored = await self._runner.parse(body, self._neutral, self._limits.strict_fields)
+        exchange.take_request_id(asked.request_id)
+        exchange.record.note_ignored_fields(ignored)
+        request = self._limits.defaults.applied(asked)
         capsules = (await self._runner.capsules(request, exchange.record, exchange.caller))[:: request.n or 1]
         answer_id = f"{'cmpl' if self._several else 'chatcmpl'}-{exchange.record.request_id}"
         ids = [answer_id] if len(capsules) == 1 else [f"{answer_id}-{number}" for number in range(len(capsules))]

@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from services.gateway.anthropic_api.request import NEUTRAL, MessagesRequest
+from services.gateway.anthropic_api.translation import MessagesChat, chat_fields
+from services.gateway.api.validation import validate_request
 from tests.gateway.anthropic_api.test_tools import TEMPLATE
 from tests.gateway.running_api import Api, running_api
 
@@ -167,3 +170,15 @@ async def test_a_call_without_a_result_is_counted_and_asks_for_nothing(api: Api)
     assert counted.status_code == 200
     refused = await api.http.post("/v1/messages", json={**body, "max_tokens": 9})
     assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+async def test_each_result_may_become_a_message():
+    """Of 2,048 messages, as many as a request may have, results make more of a chat."""
+    ids = [f"c{number}" for number in range(3)]
+    turns = [
+        ("user", "Hi"),
+        *[("assistant", [call(each) for each in ids]), ("user", [result(each, "1") for each in ids])] * 600,
+    ]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    request = validate_request({"messages": messages, "max_tokens": 1}, MessagesRequest, NEUTRAL)
+    assert len(validate_request(chat_fields(request), MessagesChat, {}).messages) == 1 + 600 * 4

@@ -59,7 +59,6 @@ COUNTED: dict[str, dict[str, Any]] = {
     "/v1/completions/render": TEXT,
     "/inference/v1/generate": {"model": MODEL, "token_ids": [5, 6], "sampling_params": {"max_tokens": 5}},
     "/tokenize": TEXT,
-    "/inference/v1/generate": {"model": MODEL, "token_ids": [5, 6], "sampling_params": {}},
     "/detokenize": {"model": MODEL, "tokens": [5, 6]},
 }
 NOT_COUNTED = {"/v1/responses/{response_id}/cancel"}  # ends work, and has no body

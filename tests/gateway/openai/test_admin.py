@@ -18,7 +18,7 @@ async def test_metrics_and_debug_pages_are_not_at_the_port_of_clients():
             refused = await api.http.get(path)
             assert refused.status_code == 404
             port = api.admin.base_url.port
-            said = f"There is nothing at this path. It is at the admin port, {port}: see --admin-port."
+            said = f"There is nothing at this path. Paths like it are at the admin port, {port}: see --admin-port."
             assert refused.json()["error"]["message"] == said
             assert (await api.admin.get(path)).status_code == 200
 
@@ -28,7 +28,7 @@ async def test_what_clients_ask_for_is_not_at_the_admin_port():
         for path in ("/v1/models", "/version", "/load", "/docs", "/openapi.json"):
             refused = await api.admin.get(path)
             assert refused.status_code == 404
-            said = f"There is nothing at this path. It is at the port for clients, {api.port}: see --port."
+            said = f"There is nothing at this path. Paths like it are at the port for clients, {api.port}: see --port."
             assert path in ("/version", "/load") or refused.json()["error"]["message"] == said
             assert (await api.http.get(path)).status_code == 200
         assert (await api.admin.get("/ready")).json()["status"] == "ready"

@@ -117,3 +117,37 @@ async def test_a_template_that_refuses_late_messages_of_the_system_is_given_them
         )
         assert "<|im_start|>system\nBe short.\n\nBe kind.<|im_end|>" in prompt
         assert "<|im_start|>user\n<system>\nNow long.\n</system><|im_end|>" in prompt
+
+
+async def test_a_text_that_is_null_is_an_empty_one(api: Api):
+    for role in ("user", "assistant", "tool"):
+        nothing, empty = ([{"type": "text", "text": text}] for text in (None, ""))
+        shown = [await prompt_of(api, say("user", "Hi"), say(role, content)) for content in (nothing, empty)]
+        assert shown[0] == shown[1]
+
+
+@pytest.mark.parametrize("thinking", ["so it is", [{"type": "text", "text": "so"}, {"type": "text", "text": "it is"}]])
+async def test_thoughts_among_the_parts_of_an_answer_are_its_reasoning(api: Api, thinking: Any):
+    parts = [{"type": "thinking", "thinking": thinking}, {"type": "text", "text": "Yes"}]
+    text = thinking if isinstance(thinking, str) else "so\nit is"
+    shown = await prompt_of(api, say("user", "Hi"), say("assistant", parts), say("user", "Go on"))
+    assert shown == await prompt_of(
+        api, say("user", "Hi"), say("assistant", "Yes", reasoning_content=text), say("user", "Go on")
+    )
+    assert "reads text alone" not in shown
+
+
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+@pytest.mark.parametrize("value", [{"summary": []}, ["a"], 5])
+async def test_reasoning_that_is_no_text_is_left_out_and_named(api: Api, field: str, value: Any):
+    answer = await api.chat(messages=[say("user", "Hi"), say("assistant", "Yes", **{field: value}), say("user", "So?")])
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-baton-ignored-fields"] == f"messages[1].{field}"
+
+
+async def test_calls_without_a_name_or_of_any_input_are_read(api: Api):
+    assert '"name": ""' in await prompt_of(api, say("user", "Hi"), calling({"name": None, "arguments": "{}"}))
+    assert '"name": ""' in await prompt_of(api, say("user", "Hi"), calling(None))
+    for value, text in ((None, '""'), ("a", '"a"'), ({"a": 1}, r'"{\"a\":1}"')):
+        call = {"id": "a", "type": "custom", "custom": {"name": "sh", "input": value}}
+        assert f'"input": {text}' in await prompt_of(api, say("user", "Hi"), say("assistant", tool_calls=[call]))
