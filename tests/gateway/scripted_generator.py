@@ -1,7 +1,7 @@
 """A Generator without workers: gives scripted deltas, and remembers what it was asked and how it was left."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,13 +28,14 @@ class Script:
 
 @dataclass
 class ScriptedGenerator:
-    """See Generator. `error` is raised when a request is entered."""
+    """See Generator. `error` is raised when a request is entered. answer: gives a request's own script."""
 
     script: Script
     max_model_len: int | None = 256
     embedding_size: int = 4  # 0: no worker embeds
     is_ready: bool = True
     error: GenerationError | None = None
+    answer: Callable[[GenerationRequest], Script] | None = None
     requests: list[GenerationRequest] = field(default_factory=list)
     running: int = 0
     left: asyncio.Event = field(default_factory=asyncio.Event)
@@ -60,7 +61,8 @@ class ScriptedGenerator:
             raise self.error
         self.running += 1
         try:
-            yield ScriptedGeneration(self.script, request.capsules, self.ended)
+            script = self.script if self.answer is None else self.answer(request)
+            yield ScriptedGeneration(script, request.capsules, self.ended)
         finally:
             self.running -= 1
             self.left.set()
