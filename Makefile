@@ -4,6 +4,7 @@
 #   make test ARGS="tests/gateway -k stop"     options of pytest; --long adds what takes long
 #   make test-faults                           faults of whole stacks, the long ones too, and a table with a row for each
 #   make test-clients                          clients of every kind; installs those that have an environment of their own
+#   make test-clients ARGS=--newest            the same in their newest versions, which are installed beside the others
 #   make test-image                            every step of the Dockerfile, and a chat with what comes of it; needs root,
 #                                              debootstrap and the network
 #   PYTHON=python3.12                          the interpreter that .venv is made with (3.11 or later)
@@ -18,23 +19,25 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO_MODEL := $(VENV)/.demo-model-installed
 CLIENTS := $(VENV)/clients
+CLIENTS_INSTALLED := $(CLIENTS)/.installed $(CLIENTS)-node/.installed
+NEWEST := $(VENV)/clients-newest
 PROTOS := $(wildcard protos/*.proto)
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
 .NOTPARALLEL:  # one pip at a time
-.PHONY: up test test-faults test-clients test-image lint format proto chart clean
+.PHONY: up test test-faults test-clients test-image newest-clients lint format proto chart clean
 
 up: $(VENV)/.run-installed $(if $(findstring --model,$(ARGS)),,$(DEMO_MODEL))
 	@exec $(BIN)/baton up $(ARGS)
 
-test: lint $(DEMO_MODEL) $(if $(CI),$(CLIENTS)/.installed)
+test: lint $(DEMO_MODEL) $(if $(CI),$(CLIENTS_INSTALLED))
 	$(BIN)/python -m pytest --numprocesses 3 $(ARGS)
 
 test-faults: $(VENV)/.dev-installed
 	$(BIN)/python -m pytest --numprocesses 0 --long-faults tests/faults $(ARGS)
 
-test-clients: $(VENV)/.dev-installed $(CLIENTS)/.installed
-	$(BIN)/python -m pytest --numprocesses 0 tests/clients $(ARGS)
+test-clients: $(VENV)/.dev-installed $(if $(findstring --newest,$(ARGS)),newest-clients,$(CLIENTS_INSTALLED))
+	$(BIN)/python -m pytest --numprocesses 0 --long tests/clients $(ARGS)
 
 test-image: $(VENV)/.dev-installed
 	$(BIN)/python -m pytest --numprocesses 0 tests/image/built.py $(ARGS)
@@ -85,6 +88,29 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt | $(BIN)/python
 	$(BIN)/python -m venv --clear $(CLIENTS)
 	$(CLIENTS)/bin/python -m pip install --disable-pip-version-check --no-deps --no-compile --requirement $<
 	@touch $@
+
+# npm runs no package's script but those of two programs, which put the program for this platform in its place. Where there
+# is no npm, clients for Node are not tried.
+NPM := npm --no-audit --no-fund --no-update-notifier --loglevel error
+NODE_CLIENTS = $(NPM) $(1) --prefix $(2) --ignore-scripts \
+  && $(NPM) rebuild --prefix $(2) @anthropic-ai/claude-code opencode-ai
+
+$(CLIENTS)-node/.installed: tests/clients/node/package.json tests/clients/node/package-lock.json
+	@echo "Installing clients for Node into $(@D)"
+	@mkdir -p $(@D) && cp $^ $(@D)
+	@if command -v npm >/dev/null; then $(call NODE_CLIENTS,ci,$(@D)) && touch $@; \
+	 else echo "There is no npm; the rest goes on without them" >&2; fi
+
+newest-clients: | $(BIN)/python
+	@echo "Installing the newest clients into $(NEWEST) and $(NEWEST)-node"
+	$(BIN)/python -m venv --clear $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --disable-pip-version-check --no-compile --requirement tests/clients/requirements.in
+	rm -rf $(NEWEST)-node && mkdir $(NEWEST)-node
+	sed -E 's/: "[0-9][0-9.]*"/: "latest"/' tests/clients/node/package.json > $(NEWEST)-node/package.json
+	$(call NODE_CLIENTS,install,$(NEWEST)-node)
+	@$(NPM) ls --prefix $(NEWEST)-node 2>/dev/null || true  # it fails, since nothing is named "latest"
+	$(NEWEST)/bin/python -m pip list --disable-pip-version-check
+	@touch $(NEWEST)/.installed $(NEWEST)-node/.installed
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -71,6 +71,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="TIME",
         help="Unix time, in seconds, after which no test starts any more; those left out are counted at the end",
     )
+    parser.addoption(
+        "--newest",
+        action="store_true",
+        help="try clients in their newest versions, which `make test-clients ARGS=--newest` installs",
+    )
     parser.addoption("--long", action="store_true", help="also run long tests, but those of tests/faults")
     parser.addoption(
         "--long-faults",

@@ -21,7 +21,7 @@ from services.protocol.versions import Since
 ROOT = Path(__file__).parent.parent
 IGNORED = {"build", "dist"}
 API, REFERENCE, PROTOCOL = ROOT / "docs/api.md", ROOT / "docs/reference.md", ROOT / "docs/protocol.md"
-MAX_README_LINES = 150
+MAX_README_LINES = 165
 
 _FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`[^`\n]*`")

@@ -1,19 +1,23 @@
-"""Where clients are installed that cannot share Baton's environment: what they need contradicts what it needs."""
+"""Where clients are installed that cannot share Baton's environment: what they need contradicts what it needs.
 
-import hashlib
-import os
+The Makefile installs them, in the versions that requirements.txt and node/package.json name, or the newest ones.
+"""
+
 import shutil
-import subprocess
-import tempfile
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[1]
 PROGRAMS = FOLDER / "programs"
+NAMED, NEWEST = ROOT / ".venv" / "clients", ROOT / ".venv" / "clients-newest"
 
-_OWN = FOLDER.parents[1] / ".venv" / "clients"  # made by the Makefile, from requirements.txt
-_PACKAGES = ("package.json", "package-lock.json")
+PYTHON_VARIABLES = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it fetches a list of prices
+    "LANGSMITH_TRACING": "false",
+    "PYTHONPATH": str(ROOT),
+}
+_STAMP = ".installed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,32 +33,17 @@ class Node:
         shutil.copyfile(FOLDER / "node" / name, copy)
         return [self.path, str(copy)]
 
+    def program(self, name: str) -> str:
+        """The path of a program that a package brings."""
+        return str(self.home / "node_modules" / ".bin" / name)
 
-def python() -> Path | None:
+
+def python(clients: Path = NAMED) -> Path | None:
     """The interpreter of the clients' environment, where that is complete."""
-    return _OWN / "bin" / "python" if (_OWN / ".installed").exists() else None
+    return clients / "bin" / "python" if (clients / _STAMP).exists() else None
 
 
-def find_node(cache: Path) -> Node | None:
-    """The one on PATH; its packages are installed below `cache`, once for each version of them."""
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if node is None or npm is None:
-        return None
-    digest = hashlib.sha256(b"".join((FOLDER / "node" / name).read_bytes() for name in _PACKAGES)).hexdigest()
-    home = cache / f"node-{digest[:16]}"
-    if not home.exists():
-        _install(npm, home)
-    return Node(node, home)
-
-
-def _install(npm: str, home: Path) -> None:
-    """Installs beside `home` and moves it there: another test process may be doing the same."""
-    with tempfile.TemporaryDirectory(dir=home.parent) as made:
-        for name in _PACKAGES:
-            shutil.copyfile(FOLDER / "node" / name, Path(made) / name)
-        command = [npm, "ci", "--prefix", made, "--ignore-scripts", "--no-audit", "--no-fund"]
-        subprocess.run(command, check=True, timeout=600)
-        with suppress(OSError):  # it is there by now
-            os.rename(made, home)
-        Path(made).mkdir(exist_ok=True)  # for its removal
-    assert home.exists()
+def node(clients: Path) -> Node | None:
+    """The one on PATH, with the packages of clients, where these are complete."""
+    path, home = shutil.which("node"), clients.with_name(f"{clients.name}-node")
+    return Node(path, home) if path is not None and (home / _STAMP).exists() else None
