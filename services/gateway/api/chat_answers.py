@@ -124,6 +124,9 @@ class ChatAnswers:
         wanted = self._wanted(request, form, reasoning)
         if wanted.must_call and wanted.form:  # a form is that of the content, and there is none
             wanted = replace(wanted, form="")
+        if wanted.form and self._forms.template.other_text is None:
+            words = "its response template marks the text of answers, of which no grammar can be made."
+            raise unsupported(param, f"'{param}' is not supported with this model: {words}")
         if not wanted.constrained or (not wanted.tools and reasoning is None):
             return form, param
         tools = wanted.must_call or wanted.strict

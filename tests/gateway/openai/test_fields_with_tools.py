@@ -127,3 +127,13 @@ async def test_effort_is_what_the_template_in_use_reads(api: Api):
     own = "{% for m in messages %}{{ m.content }}{% endfor %}"
     answer = await api.chat(reasoning_effort="low", chat_template=own)
     assert (answer.status_code, answer.headers[IGNORED_FIELDS]) == (200, "reasoning_effort")
+
+
+async def test_a_form_is_refused_where_the_model_marks_the_text_of_its_answers():
+    """The parser would find no text in an answer that is the form alone."""
+    mark = {"open": "<|channel|>final<|message|>", "close": "<|end|>"}
+    own = {"start_anchor": "<|start|>assistant", "fields": {"content": mark}}
+    async with running_api(template=TEMPLATE, response_template=own) as api:
+        answer = await api.chat(response_format={"type": "json_object"})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
+        assert (await api.chat()).status_code == 200
