@@ -197,6 +197,7 @@ def _parts(
         response_store=_response_store(redis, config.serving.response_lifetime_s),
         other_apis=messages_routes(runners, limits),
         tokenizer_info=_tokenizer_info(config),
+        root_path=config.serving.root_path or "",
     )
 
 

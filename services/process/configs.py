@@ -35,6 +35,7 @@ from services.protocol.model_files.base import ModelError
 from services.protocol.model_files.info import SAMPLING_RANGES, sampling_defaults
 
 MAX_API_KEY = 512  # characters
+OWN_PATHS = ("/v1", "/docs", "/inference")  # beginnings of the API's paths with several parts
 
 # Panels of the help text.
 _MODEL, _ADDRESSES, _SECURITY = "Model", "Addresses and ports", "Keys, TLS and who may connect"
@@ -61,6 +62,16 @@ def parse_origins(text: str) -> tuple[str, ...]:
         if origin != "*" and re.fullmatch(r"https?://[^/\s]+", origin) is None:
             raise OptionError(f"{origin!r} is not an origin, such as https://chat.example.com")
     return origins
+
+
+def parse_root_path(text: str) -> str:
+    """The prefix of paths of `/a/b`, without a slash at its end. Raises OptionError."""
+    prefix = text.rstrip("/")
+    if re.fullmatch(r"(/[\w.~-]+)*", prefix, re.ASCII) is None:
+        raise OptionError(f"{text!r} is not the beginning of a path, such as /models/chat")
+    if prefix.startswith(tuple(f"{own}/" for own in OWN_PATHS)) or prefix in OWN_PATHS:
+        raise OptionError(f"{text!r} is the beginning of the API's own paths")
+    return prefix
 
 
 def parse_model_names(text: str) -> str:
@@ -355,6 +366,16 @@ class ServingSettings:
             help="Pages whose scripts may use the API from a browser, as https://chat.example.com; *: all pages.",
         ),
     ] = ()
+    root_path: Annotated[
+        str | None,
+        Option(
+            panel=_ADDRESSES,
+            parse=parse_root_path,
+            metavar="PREFIX",
+            help="The beginning of all paths, for a proxy that routes by it, as /models/chat: the API is there too, "
+            "whether the proxy strips it or keeps it.",
+        ),
+    ] = None
     response_lifetime_s: Annotated[
         float,
         Option(

@@ -103,6 +103,7 @@ SERVING: dict[str, tuple[str, Any]] = {
     "--tool-parser=hermes": ("tool_parser", ToolParser.HERMES),
     "--reasoning-parser=none": ("reasoning_parser", ReasoningParser.NONE),
     "--pooling=mean": ("pooling", Pooling.MEAN),
+    "--root-path=/models/chat/": ("root_path", "/models/chat"),
     "--allow-origin=https://a,*": ("allowed_origins", ("https://a", "*")),
 }
 PROCESS: dict[str, tuple[str, Any]] = {

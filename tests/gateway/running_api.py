@@ -88,6 +88,7 @@ async def running_api(
     tls: CertificateFiles | None = None,
     names: ModelNames | None = None,
     request_defaults: RequestDefaults | None = None,
+    root_path: str = "",
 ) -> AsyncIterator[Api]:
     """A gateway on a free port of loopback. tls: `http` is then a client that trusts nobody."""
     tokenizer = Tokenizer(byte_level(), {"bos_token": "<|bos|>"})
@@ -119,6 +120,7 @@ async def running_api(
         response_store=response_store,
         tokenizer_info=tokenizer_info,
         keys=keys,
+        root_path=root_path,
     )
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)  # a client that does not read is noticed soon

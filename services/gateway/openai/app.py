@@ -16,6 +16,7 @@ from services.gateway.api.request_runner import READING_GRACE_S, Runners
 from services.gateway.http.application import Application, Gate
 from services.gateway.http.limits import Limits
 from services.gateway.http.operation import DescribedRoute
+from services.gateway.http.root_path import RootPath
 from services.gateway.http.routes import described, route
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai import operations
@@ -56,6 +57,7 @@ class AppParts:
     response_store: None keeps no responses.
     tokenizer_info: what /tokenizer_info shows; None: there is no such page.
     keys: None asks for no key.
+    root_path: where a proxy shows the API; empty: at /.
     port, admin_port: for those who ask at the other one.
     """
 
@@ -69,6 +71,7 @@ class AppParts:
     response_store: ResponseStore | None = None
     tokenizer_info: Mapping[str, object] | None = None
     keys: Authenticator | None = None
+    root_path: str = ""
     port: int = 0
     admin_port: int = 0
 
@@ -105,7 +108,9 @@ def create_app(parts: AppParts) -> ASGIApp:
     ]
     routes += _document_routes(routes, parts)
     admin_port = f"the admin port, {parts.admin_port}: see --admin-port"
-    app = _application(parts, routes, Right.API, OPEN_PATHS, dict.fromkeys(_AT_ADMIN_PORT, admin_port))
+    app: ASGIApp = _application(parts, routes, Right.API, OPEN_PATHS, dict.fromkeys(_AT_ADMIN_PORT, admin_port))
+    if parts.root_path:
+        app = RootPath(app, parts.root_path)
     if not parts.allowed_origins:
         return app
     return CORSMiddleware(
@@ -175,7 +180,7 @@ def _document_routes(routes: Sequence[Route], parts: AppParts) -> list[Route]:
     all_routes = [*described(routes), *(DescribedRoute(path, "GET", operation) for path, operation in own.items())]
     # A stranger is not told which model there is.
     open_paths, name = (None, parts.runners.chat.model.name) if parts.keys is None else (OPEN_PATHS, "MODEL")
-    document = describe_api(all_routes, limits.max_body_bytes, limits.strict_fields, open_paths, name)
+    document = describe_api(all_routes, limits.max_body_bytes, limits.strict_fields, open_paths, name, parts.root_path)
     documents = Documents(document, page, parts.tokenizer_info)
     handlers = {
         "/openapi.json": documents.openapi,

@@ -51,11 +51,13 @@ def describe_api(
     strict_fields: bool,
     open_paths: Collection[str] | None = None,
     model: str = "MODEL",
+    root_path: str = "",
 ) -> Schema:
     """Returns the document, OpenAPI 3.1.
 
     strict_fields: a request's fields that nobody knows are refused. open_paths: those at which no key is asked for,
     unlike at all others; None: no key is asked for. model: the name for examples.
+    root_path: the beginning of all paths.
     """
     if open_paths is not None:
         routes = [each if each.path in open_paths else _asking_for_keys(each) for each in routes]
@@ -71,6 +73,7 @@ def describe_api(
             "version": version("baton-serve"),
             "description": f"A body has at most {max_body_bytes} bytes. null stands for an optional field's default.",
         },
+        **({"servers": [{"url": root_path}]} if root_path else {}),
         "tags": [{"name": tag, "description": words} for tag, words in TAG_WORDS.items()],
         "paths": paths,
         "components": {
