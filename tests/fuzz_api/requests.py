@@ -171,6 +171,7 @@ _VALUES = _SCALARS | _SCALARS | _LISTS | st.lists(_LISTS, max_size=2)
 _PROMPTS: tuple[str, ...] = ("prompt", "messages", "tokens", "input", "token_ids")
 _NEEDED: dict[str, dict[str, Any]] = {
     "/v1/messages": {"max_tokens": 5},
+    "/v1/chat/completions/batch": {"messages": [[{"role": "user", "content": "Hi"}]] * 2},
     "/inference/v1/generate": {"sampling_params": {}},
 }
 _BYTES = st.binary(max_size=8)

@@ -16,6 +16,7 @@ from typing import Generic
 from services.gateway.api.caller import Caller
 from services.gateway.api.chat import ChatDialect, ChatRequest
 from services.gateway.api.chat_answers import ChatModel
+from services.gateway.api.chat_batch import BatchChatDialect, BatchChatRequest
 from services.gateway.api.choice import Choice, Ending, PromptShown
 from services.gateway.api.completions import CompletionDialect, CompletionRequest
 from services.gateway.api.dialect import Dialect
@@ -275,6 +276,7 @@ class Runners:
     """One runner for each dialect, one for embeddings, and what all of them share."""
 
     chat: RequestRunner[ChatRequest]
+    chat_batches: RequestRunner[BatchChatRequest]
     completions: RequestRunner[CompletionRequest]
     embeddings: EmbeddingRunner
     tokenizer: Tokenizer
@@ -306,6 +308,7 @@ def make_runners(
     chat, completions = ChatDialect(tokenizer, chat_model, side, processes), CompletionDialect(tokenizer, side)
     return Runners(
         RequestRunner(chat, served, tokenizer, generator, metrics, side, grammars),
+        RequestRunner(BatchChatDialect(chat), served, tokenizer, generator, metrics, side, grammars),
         RequestRunner(completions, served, tokenizer, generator, metrics, side, grammars),
         EmbeddingRunner(served, tokenizer, generator, metrics, side, model.pooling),
         tokenizer,

@@ -123,6 +123,25 @@ class ChatCompletion(Described):
     prompt_token_ids: list[int] | None = None
 
 
+class BatchedChoice(ChatChoice):
+    """The answer of one of several chats, with what is shown of its prompt."""
+
+    prompt_logprobs: PromptLogprobs | None
+    prompt_token_ids: list[int] | None = None
+
+
+class ChatBatch(Described):
+    """The answers to several chats, in order."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[BatchedChoice]
+    usage: Usage
+
+
 class CalledPart(Described):
     """The part of a call's function that a chunk adds. Only the first one of a call has the name."""
 

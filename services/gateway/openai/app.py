@@ -21,6 +21,7 @@ from services.gateway.http.routes import described, route
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai import operations
 from services.gateway.openai.chat import ChatFormat
+from services.gateway.openai.chat_batch import BatchChatFormat
 from services.gateway.openai.completions import CompletionFormat
 from services.gateway.openai.docs_page import SCRIPT, STYLE, docs_page
 from services.gateway.openai.embeddings import EmbeddingEndpoint
@@ -82,12 +83,14 @@ def create_app(parts: AppParts) -> ASGIApp:
     models, probes = Models(runners.chat.model, generator), _probes(parts)
     tokens = Tokens(runners, limits)
     chat = GenerationEndpoint(runners.chat, ChatFormat(runners.tokenizer), limits, runners.records)
+    batch = GenerationEndpoint(runners.chat_batches, BatchChatFormat(runners.tokenizer), limits, runners.records)
     completions = GenerationEndpoint(runners.completions, CompletionFormat(runners.tokenizer), limits, runners.records)
     embeddings = EmbeddingEndpoint(runners.embeddings, limits, runners.records)
     render_chat = RenderEndpoint(runners.chat, CHAT_NEUTRAL, limits, several=False)
     render_completions = RenderEndpoint(runners.completions, COMPLETIONS_NEUTRAL, limits, several=True)
     routes = [
         route("/v1/chat/completions", chat, operations.CHAT, "POST"),
+        route("/v1/chat/completions/batch", batch, operations.CHAT_BATCH, "POST"),
         route("/v1/completions", completions, operations.COMPLETIONS, "POST"),
         route("/v1/chat/completions/render", render_chat, operations.RENDER_CHAT, "POST"),
         route("/v1/completions/render", render_completions, operations.RENDER_COMPLETIONS, "POST"),

@@ -99,23 +99,29 @@ class ChatAnswer:
 
     def body(self, choices: Sequence[Update], usage: Usage) -> bytes:
         """See Answer."""
-        listed = [
-            {
-                "index": update.choice,
-                "message": _message(update),
-                "logprobs": self._logprobs(update),
-                "finish_reason": update.finish_reason,
-                "stop_reason": update.stop_reason,
-                **({"token_ids": update.generated} if self._shows_ids else {}),
-            }
-            for update in choices
-        ]
-        body = {**self._about, "object": "chat.completion", "choices": listed, "usage": usage.as_json()}
-        scored = choices[0].prompt_logprobs
-        body["prompt_logprobs"] = None if scored is None else self._names.ranked(scored)
+        return self._body([*map(self._choice, choices)], usage, self._of_prompt(choices[0]))
+
+    def _body(self, choices: Sequence[Any], usage: Usage, more: dict[str, Any]) -> bytes:
+        body = {**self._about, "object": "chat.completion", "choices": choices, "usage": usage.as_json()}
+        return orjson.dumps(body | more)
+
+    def _choice(self, update: Update) -> dict[str, Any]:
+        return {
+            "index": update.choice,
+            "message": _message(update),
+            "logprobs": self._logprobs(update),
+            "finish_reason": update.finish_reason,
+            "stop_reason": update.stop_reason,
+            **({"token_ids": update.generated} if self._shows_ids else {}),
+        }
+
+    def _of_prompt(self, update: Update) -> dict[str, Any]:
+        """The parts of a choice's prompt that are shown."""
+        scored = update.prompt_logprobs
+        shown: dict[str, Any] = {"prompt_logprobs": None if scored is None else self._names.ranked(scored)}
         if self._shows_ids:
-            body["prompt_token_ids"] = json_array(choices[0].prompt_token_ids or [])
-        return orjson.dumps(body)
+            shown["prompt_token_ids"] = json_array(update.prompt_token_ids or [])
+        return shown
 
     def _logprobs(self, update: Update) -> dict[str, Any] | None:
         if update.logprobs is None:

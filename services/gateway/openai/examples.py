@@ -27,6 +27,10 @@ _COMPLETION = {"prompt": "The capital of France is", "max_tokens": 16}
 
 BODIES: Mapping[str, Mapping[str, Any]] = {
     "/v1/chat/completions": _CHAT,
+    "/v1/chat/completions/batch": {
+        "messages": [[_QUESTION], [{"role": "user", "content": "And of Italy?"}]],
+        "max_tokens": 32,
+    },
     "/v1/chat/completions/render": _CHAT,
     "/v1/completions": _COMPLETION,
     "/v1/completions/render": _COMPLETION,

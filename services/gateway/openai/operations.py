@@ -1,12 +1,14 @@
 """The operation of each route of the OpenAI API. /openapi.json is made of these."""
 
 from services.gateway.api.chat import ChatRequest
+from services.gateway.api.chat_batch import BatchChatRequest
 from services.gateway.api.completions import CompletionRequest
 from services.gateway.api.embedding_inputs import EmbeddingRequest
 from services.gateway.http.operation import GENERATING, READING, TOKENIZING, Operation, Schema
 from services.gateway.http.rendered import Rendered, RenderedList
 from services.gateway.openai.answers import (
     AnyObject,
+    ChatBatch,
     ChatCompletion,
     ChatCompletionChunk,
     Completion,
@@ -43,6 +45,12 @@ CHAT = Operation(
     answer=ChatCompletion,
     chunk=ChatCompletionChunk,
     last_data="[DONE]",
+    errors=GENERATING,
+)
+CHAT_BATCH = Operation(
+    summary="The assistant's next message in each of several chats, whole",
+    bodies={BatchChatRequest: CHAT_NEUTRAL},
+    answer=ChatBatch,
     errors=GENERATING,
 )
 COMPLETIONS = Operation(

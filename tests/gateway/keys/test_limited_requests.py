@@ -48,6 +48,7 @@ TOKENS_PER_MINUTE = 240  # so few that none comes back while a slow machine answ
 # By path: a body. All of these cost the gateway something.
 COUNTED: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": CHAT,
+    "/v1/chat/completions/batch": {"model": MODEL, "messages": [CHAT["messages"]]},
     "/v1/completions": TEXT,
     "/v1/embeddings": {"model": MODEL, "input": "Hi"},
     "/v1/messages": MESSAGE,
