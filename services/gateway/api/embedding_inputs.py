@@ -75,6 +75,12 @@ class EmbeddingRequest(Open):
             raise invalid("'truncation_side' is only allowed beside 'truncate_prompt_tokens'.", "truncation_side")
 
 
+class PoolingRequest(EmbeddingRequest):
+    """Texts or token ids, of which vLLM's /pooling makes embeddings. task: its name for that."""
+
+    task: Literal["embed"] | None = None
+
+
 class EmbeddingInputs:
     """Makes token ids of the inputs of requests."""
 

@@ -64,9 +64,9 @@ class EmbeddingRunner:
         self._metrics = metrics
         self._pooling = pooling
 
-    async def parse(self, body: bytes, neutral: Neutral) -> EmbeddingRequest:
+    async def parse(self, body: bytes, kind: type[EmbeddingRequest], neutral: Neutral) -> EmbeddingRequest:
         """Returns the checked request of a body. Raises ApiError."""
-        request = await self.side.run_if(takes_long(body), parse_request, body, EmbeddingRequest, neutral)
+        request = await self.side.run_if(takes_long(body), parse_request, body, kind, neutral)
         self.check(request)
         return request
 

@@ -313,6 +313,25 @@ class EmbeddingList(Described):
     usage: EmbeddingUsage
 
 
+class PooledOutput(Described):
+    """The vector of one input, as in an `Embedding`."""
+
+    object: Literal["pooling"]
+    index: int
+    data: list[float] | str
+
+
+class PoolingList(Described):
+    """The vectors of all inputs, in order."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[PooledOutput]
+    usage: EmbeddingUsage
+
+
 class ModelDescription(Described):
     """The model that is served, in OpenAI's fields and in Anthropic's. Lengths are null before a worker has come."""
 

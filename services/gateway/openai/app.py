@@ -9,6 +9,7 @@ from starlette.types import ASGIApp
 
 from services.config import Right
 from services.gateway.api.caller import Authenticator
+from services.gateway.api.embedding_inputs import EmbeddingRequest, PoolingRequest
 from services.gateway.api.generation import Generator
 from services.gateway.api.limits_left import LIMIT_HEADERS
 from services.gateway.api.request_record import IGNORED_FIELDS, TOOLS
@@ -24,7 +25,7 @@ from services.gateway.openai.chat import ChatFormat
 from services.gateway.openai.chat_batch import BatchChatFormat
 from services.gateway.openai.completions import CompletionFormat
 from services.gateway.openai.docs_page import SCRIPT, STYLE, docs_page
-from services.gateway.openai.embeddings import EmbeddingEndpoint
+from services.gateway.openai.embeddings import EmbeddingEndpoint, embedding_list, pooling_list
 from services.gateway.openai.endpoint import GenerationEndpoint
 from services.gateway.openai.generate import GenerateEndpoint
 from services.gateway.openai.neutral import CHAT_NEUTRAL, COMPLETIONS_NEUTRAL
@@ -85,7 +86,9 @@ def create_app(parts: AppParts) -> ASGIApp:
     chat = GenerationEndpoint(runners.chat, ChatFormat(runners.tokenizer), limits, runners.records)
     batch = GenerationEndpoint(runners.chat_batches, BatchChatFormat(runners.tokenizer), limits, runners.records)
     completions = GenerationEndpoint(runners.completions, CompletionFormat(runners.tokenizer), limits, runners.records)
-    embeddings = EmbeddingEndpoint(runners.embeddings, limits, runners.records)
+    embedding_parts = runners.embeddings, limits, runners.records
+    embeddings = EmbeddingEndpoint(*embedding_parts, EmbeddingRequest, embedding_list)
+    pooling = EmbeddingEndpoint(*embedding_parts, PoolingRequest, pooling_list)
     render_chat = RenderEndpoint(runners.chat, CHAT_NEUTRAL, limits, several=False)
     render_completions = RenderEndpoint(runners.completions, COMPLETIONS_NEUTRAL, limits, several=True)
     routes = [
@@ -96,6 +99,7 @@ def create_app(parts: AppParts) -> ASGIApp:
         route("/v1/completions/render", render_completions, operations.RENDER_COMPLETIONS, "POST"),
         route("/inference/v1/generate", GenerateEndpoint(runners, limits), operations.GENERATE, "POST"),
         route("/v1/embeddings", embeddings, operations.EMBEDDINGS, "POST"),
+        route("/pooling", pooling, operations.POOLING, "POST"),
         *parts.other_apis,
         *_response_routes(runners, limits, parts.response_store),
         route("/v1/models", models.list, operations.MODELS),

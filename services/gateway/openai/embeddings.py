@@ -1,6 +1,8 @@
-"""POST /v1/embeddings: a vector for each input, as numbers or as their bytes in base64."""
+"""POST /v1/embeddings and POST /pooling: a vector for each input, as numbers or as their bytes in base64."""
 
+import time
 from base64 import b64encode
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -13,18 +15,31 @@ from services.gateway.api.request_runner import READING_GRACE_S
 from services.gateway.api.validation import ignored_fields
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.limits import Limits
+from services.gateway.openai.answer import AnswerHead
 from services.gateway.openai.neutral import EMBEDDINGS_NEUTRAL
 
 _FEW_NUMBERS = 16_384  # are written in 2 ms
 
 
-class EmbeddingEndpoint:
-    """Answers requests for embeddings."""
+Write = Callable[[EmbeddingAnswer, EmbeddingRequest, AnswerHead], bytes]
 
-    def __init__(self, runner: EmbeddingRunner, limits: Limits, records: RequestRecords) -> None:
+
+class EmbeddingEndpoint:
+    """Answers requests for embeddings of one kind, each as `write` writes its answer."""
+
+    def __init__(
+        self,
+        runner: EmbeddingRunner,
+        limits: Limits,
+        records: RequestRecords,
+        kind: type[EmbeddingRequest],
+        write: Write,
+    ) -> None:
         self._runner = runner
         self._limits = limits
         self._records = records
+        self._kind = kind
+        self._write = write
 
     async def __call__(self, exchange: Exchange) -> None:
         """Answers one request. Raises ApiError, ClientGone."""
@@ -32,26 +47,35 @@ class EmbeddingEndpoint:
         terms = limits.terms(exchange.header, exchange.caller)
         self._records.begin(record, exchange.header)
         body = await exchange.read_json(limits.max_body_bytes)
-        request = await self._runner.parse(body, EMBEDDINGS_NEUTRAL)
+        request = await self._runner.parse(body, self._kind, EMBEDDINGS_NEUTRAL)
         del body
         exchange.take_request_id(request.request_id)
         record.note_ignored_fields(ignored_fields(request.unknown_fields(), limits.strict_fields))
         async with exchange.while_connected(terms.timeout_s + READING_GRACE_S):
             answer = await self._runner.run(request, record, terms)
             long = sum(map(len, answer.vectors)) > _FEW_NUMBERS
-            side, model = self._runner.side, self._runner.model.name
-            await exchange.respond(200, await side.run_if(long, answer_body, answer, request, model))
+            side, model = self._runner.side, self._runner.model
+            head = AnswerHead(record.request_id, model.name, int(time.time()), model.fingerprint)
+            await exchange.respond(200, await side.run_if(long, self._write, answer, request, head))
 
 
-def answer_body(answer: EmbeddingAnswer, request: EmbeddingRequest, model: str) -> bytes:
-    """Returns the JSON of an answer. No part of it keeps the interpreter lock for long."""
+def embedding_list(answer: EmbeddingAnswer, request: EmbeddingRequest, head: AnswerHead) -> bytes:
+    """Returns the JSON of an answer of OpenAI's API."""
+    return _list(answer, request, b'{"object":"embedding","index":%d,"embedding":%b}', {"model": head.model})
+
+
+def pooling_list(answer: EmbeddingAnswer, request: EmbeddingRequest, head: AnswerHead) -> bytes:
+    """Returns the JSON of an answer of vLLM's /pooling."""
+    about = {"id": f"pool-{head.request_id}", "created": head.created, "model": head.model}
+    return _list(answer, request, b'{"object":"pooling","index":%d,"data":%b}', about)
+
+
+def _list(answer: EmbeddingAnswer, request: EmbeddingRequest, entry: bytes, about: dict[str, object]) -> bytes:
+    """Returns the JSON of a list of vectors. No part of it keeps the interpreter lock for long."""
     write = partial(_base64, request=request) if request.encoding_format == "base64" else _numbers
-    data = [
-        b'{"object":"embedding","index":%d,"embedding":%b}' % (index, write(vector))
-        for index, vector in enumerate(answer.vectors)
-    ]
+    data = [entry % (index, write(vector)) for index, vector in enumerate(answer.vectors)]
     usage = {"prompt_tokens": answer.prompt_tokens, "total_tokens": answer.prompt_tokens}
-    end = orjson.dumps({"model": model, "usage": usage})[1:]
+    end = orjson.dumps({**about, "usage": usage})[1:]
     return b'{"object":"list","data":[%b],%b' % (b",".join(data), end)
 
 

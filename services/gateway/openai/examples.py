@@ -8,7 +8,7 @@ TAGS: Mapping[str, tuple[str, ...]] = {
     "Chats and completions": ("/v1/chat/", "/v1/completions"),
     "Responses": ("/v1/responses",),
     "Messages": ("/v1/messages",),
-    "Embeddings": ("/v1/embeddings",),
+    "Embeddings": ("/v1/embeddings", "/pooling"),
     "Models and tokens": ("/v1/models", "/inference/", "/tokenize", "/detokenize", "/tokenizer_info"),
     "Server": ("/",),
 }
@@ -16,7 +16,7 @@ TAG_WORDS = {
     "Chats and completions": "OpenAI's API, streamed and whole; and what a request would be to a worker (render).",
     "Responses": "OpenAI's Responses API: conversations that the server keeps.",
     "Messages": "Anthropic's Messages API.",
-    "Embeddings": "OpenAI's API for vectors of texts.",
+    "Embeddings": "OpenAI's API for vectors of texts, and vLLM's.",
     "Models and tokens": "The model that is served, and its tokenizer.",
     "Server": "Whether it serves, and what it is.",
 }
@@ -35,6 +35,7 @@ BODIES: Mapping[str, Mapping[str, Any]] = {
     "/v1/completions": _COMPLETION,
     "/v1/completions/render": _COMPLETION,
     "/v1/embeddings": {"input": ["A text.", "Another one."]},
+    "/pooling": {"input": ["A text.", "Another one."]},
     "/v1/responses": {"input": "What is the capital of France?", "max_output_tokens": 32},
     "/v1/responses/render": {"input": "What is the capital of France?", "max_output_tokens": 32},
     "/v1/messages": {"messages": [_QUESTION], "max_tokens": 32},

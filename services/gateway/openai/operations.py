@@ -3,7 +3,7 @@
 from services.gateway.api.chat import ChatRequest
 from services.gateway.api.chat_batch import BatchChatRequest
 from services.gateway.api.completions import CompletionRequest
-from services.gateway.api.embedding_inputs import EmbeddingRequest
+from services.gateway.api.embedding_inputs import EmbeddingRequest, PoolingRequest
 from services.gateway.http.operation import GENERATING, READING, TOKENIZING, Operation, Schema
 from services.gateway.http.rendered import Rendered, RenderedList
 from services.gateway.openai.answers import (
@@ -21,6 +21,7 @@ from services.gateway.openai.answers import (
     LoadAnswer,
     ModelDescription,
     ModelList,
+    PoolingList,
     ReadyAnswer,
     RequestList,
     TokenizeAnswer,
@@ -73,6 +74,12 @@ EMBEDDINGS = Operation(
     summary="A vector for each input, made by prefill workers",
     bodies={EmbeddingRequest: EMBEDDINGS_NEUTRAL},
     answer=EmbeddingList,
+    errors=GENERATING,
+)
+POOLING = Operation(
+    summary="A vector for each input, as vLLM's endpoint for pooled outputs answers",
+    bodies={PoolingRequest: EMBEDDINGS_NEUTRAL},
+    answer=PoolingList,
     errors=GENERATING,
 )
 RESPONSES = Operation(

@@ -296,3 +296,30 @@ def test_bfloat16_is_rounded_to_the_nearest():
         1.015625,
         0.10009765625,
     ]
+
+
+async def test_pooling_is_the_same_in_vllm_s_form(api: Api):
+    """Form and names as vLLM's PoolingResponse has them."""
+    api.generator.script = deltas(VECTOR, [0.0, 0.3, 0.0, -0.4])
+    fields = {"model": MODEL, "input": ["a", [5, 6]], "task": "embed", "pooling": "mean", "request_id": "mine"}
+    pooled = (await api.http.post("/pooling", json=fields)).json()
+    api.generator.script = deltas(VECTOR, [0.0, 0.3, 0.0, -0.4])
+    embedded = (await embed(api, **{name: fields[name] for name in ("input", "pooling")})).json()
+    assert [(each["index"], each["object"]) for each in pooled["data"]] == [(0, "pooling"), (1, "pooling")]
+    assert [each["data"] for each in pooled["data"]] == [each["embedding"] for each in embedded["data"]]
+    assert (pooled["id"], pooled["object"], pooled["model"]) == ("pool-mine", "list", MODEL)
+    assert pooled["usage"] == embedded["usage"]
+    first, second = ([each.token_ids.tolist() for each in request.capsules] for request in api.generator.requests[-2:])
+    assert first == second
+    api.generator.script = deltas(VECTOR)
+    packed = (await api.http.post("/pooling", json={"input": "a", "encoding_format": "base64"})).json()["data"]
+    assert np.frombuffer(base64.b64decode(packed[0]["data"]), "<f4").tolist() == pytest.approx(unit(VECTOR))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"task": "token_embed"}, "task"), ({"messages": []}, "messages"), ({"softmax": True}, "softmax")],
+)
+async def test_pooling_refuses_by_name_what_is_no_embedding(api: Api, fields: dict[str, Any], param: str):
+    answer = await api.http.post("/pooling", json={"input": "a", **fields})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
