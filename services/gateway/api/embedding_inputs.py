@@ -24,6 +24,7 @@ from services.gateway.api.strict import Open
 from services.gateway.text.tokenizer import Tokenizer
 
 MAX_INPUTS = 2048
+MAX_IN_HEADER = 256  # inputs whose vectors a header of the answer can list: clients take headers of 64 KiB
 
 _SHORT = 16_384  # characters and token ids of all inputs together, which take 2 ms at most
 _FEW_INPUTS = 16
@@ -55,8 +56,8 @@ class EmbeddingRequest(Open):
     input: Annotated[  # lists are not copied
         SkipValidation[str | list[Any]], BeforeValidator(_input_type, json_schema_input_type=_InputJson)
     ]
-    encoding_format: Literal["float", "base64"] | None = None
-    embed_dtype: Literal["float32", "float16", "bfloat16"] | None = None  # of the bytes in base64
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None
+    embed_dtype: Literal["float32", "float16", "bfloat16"] | None = None  # of the bytes, in base64 or plain
     endianness: Literal["native", "little", "big"] | None = None  # of these bytes; native: little
     dimensions: TokenCount | None = None
     pooling: Literal["last", "mean", "cls"] | None = None
@@ -73,6 +74,10 @@ class EmbeddingRequest(Open):
         """Checks fields that only make sense together. Raises ApiError."""
         if self.truncation_side is not None and self.truncate_prompt_tokens is None:
             raise invalid("'truncation_side' is only allowed beside 'truncate_prompt_tokens'.", "truncation_side")
+        several = isinstance(self.input, list) and bool(self.input) and isinstance(self.input[0], str | list)
+        if self.encoding_format == "bytes" and several and len(self.input) > MAX_IN_HEADER:
+            words = f"'bytes' is for at most {MAX_IN_HEADER} inputs, which a header lists; 'bytes_only' is for more."
+            raise invalid(f"Invalid 'encoding_format': {words}", "encoding_format", "invalid_value")
 
 
 class PoolingRequest(EmbeddingRequest):

@@ -10,6 +10,7 @@ from services.gateway.api.strict import Strict
 from services.gateway.api.validation import Neutral
 
 JSON = "application/json"
+BINARY = "application/octet-stream"
 
 READING = (400, 408, 413, 415, 431, 500)  # errors of every route that reads a body
 TOKENIZING = (400, 404, 408, 413, 415, 429, 431, 500, 503)  # of one that also needs the model
@@ -53,6 +54,7 @@ class Operation:
     query: the schemas of the fields of the path's query.
     answer: of 200; None where `media_type` is not JSON. error: the envelope of errors.
     chunk: the data of an event, of a route that can stream; last_data: that of the event that ends every stream.
+    bytes_too: answers may be plain bytes, where the body asks for these.
     errors: the statuses beside 200. id_headers: those of every answer that hold the request's id.
     """
 
@@ -64,6 +66,7 @@ class Operation:
     chunk: type[BaseModel] | None = None
     last_data: str | None = None
     media_type: str = JSON
+    bytes_too: bool = False
     errors: tuple[int, ...] = (431, 500)
     id_headers: tuple[str, ...] = ("x-request-id",)
 

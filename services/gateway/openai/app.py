@@ -125,7 +125,15 @@ def create_app(parts: AppParts) -> ASGIApp:
         allow_origins=parts.allowed_origins,
         allow_methods=["DELETE", "GET", "POST"],
         allow_headers=["*"],
-        expose_headers=["server-timing", "x-request-id", "request-id", IGNORED_FIELDS, TOOLS, *LIMIT_HEADERS],
+        expose_headers=[
+            "server-timing",
+            "x-request-id",
+            "request-id",
+            "metadata",
+            IGNORED_FIELDS,
+            TOOLS,
+            *LIMIT_HEADERS,
+        ],
     )
 
 

@@ -1,9 +1,11 @@
-"""POST /v1/embeddings and POST /pooling: a vector for each input, as numbers or as their bytes in base64."""
+"""POST /v1/embeddings and POST /pooling: a vector for each input, as numbers or as their bytes, in base64 or plain."""
 
+import json
 import time
 from base64 import b64encode
 from collections.abc import Callable
 from functools import partial
+from itertools import accumulate
 
 import numpy as np
 import orjson
@@ -15,6 +17,7 @@ from services.gateway.api.request_runner import READING_GRACE_S
 from services.gateway.api.validation import ignored_fields
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.limits import Limits
+from services.gateway.http.operation import BINARY
 from services.gateway.openai.answer import AnswerHead
 from services.gateway.openai.neutral import EMBEDDINGS_NEUTRAL
 
@@ -56,7 +59,11 @@ class EmbeddingEndpoint:
             long = sum(map(len, answer.vectors)) > _FEW_NUMBERS
             side, model = self._runner.side, self._runner.model
             head = AnswerHead(record.request_id, model.name, int(time.time()), model.fingerprint)
-            await exchange.respond(200, await side.run_if(long, self._write, answer, request, head))
+            if request.encoding_format in ("bytes", "bytes_only"):
+                body, headers = await side.run_if(long, plain_bytes, answer, request, head)
+                await exchange.respond(200, body, BINARY, headers)
+            else:
+                await exchange.respond(200, await side.run_if(long, self._write, answer, request, head))
 
 
 def embedding_list(answer: EmbeddingAnswer, request: EmbeddingRequest, head: AnswerHead) -> bytes:
@@ -70,12 +77,36 @@ def pooling_list(answer: EmbeddingAnswer, request: EmbeddingRequest, head: Answe
     return _list(answer, request, b'{"object":"pooling","index":%d,"data":%b}', about)
 
 
+def plain_bytes(answer: EmbeddingAnswer, request: EmbeddingRequest, head: AnswerHead) -> tuple[bytes, dict[str, str]]:
+    """Returns the bytes of all vectors and, where they are to be listed, vLLM's header that does."""
+    vectors = [_bytes(vector, request) for vector in answer.vectors]
+    if request.encoding_format == "bytes_only":
+        return b"".join(vectors), {}
+    ends = [*accumulate(map(len, vectors), initial=0)]
+    listed = [
+        {
+            "index": index,
+            "embed_dtype": request.embed_dtype or "float32",
+            "endianness": request.endianness or "native",
+            "start": ends[index],
+            "end": ends[index + 1],
+            "shape": [len(vector)],
+        }
+        for index, vector in enumerate(answer.vectors)
+    ]
+    about = {"id": head.request_id, "created": head.created, "model": head.model}
+    return b"".join(vectors), {"metadata": json.dumps({**about, "data": listed, "usage": _usage(answer)})}
+
+
+def _usage(answer: EmbeddingAnswer) -> dict[str, int]:
+    return {"prompt_tokens": answer.prompt_tokens, "total_tokens": answer.prompt_tokens}
+
+
 def _list(answer: EmbeddingAnswer, request: EmbeddingRequest, entry: bytes, about: dict[str, object]) -> bytes:
     """Returns the JSON of a list of vectors. No part of it keeps the interpreter lock for long."""
     write = partial(_base64, request=request) if request.encoding_format == "base64" else _numbers
     data = [entry % (index, write(vector)) for index, vector in enumerate(answer.vectors)]
-    usage = {"prompt_tokens": answer.prompt_tokens, "total_tokens": answer.prompt_tokens}
-    end = orjson.dumps({**about, "usage": usage})[1:]
+    end = orjson.dumps({**about, "usage": _usage(answer)})[1:]
     return b'{"object":"list","data":[%b],%b' % (b",".join(data), end)
 
 
@@ -84,8 +115,11 @@ def _numbers(vector: np.ndarray) -> bytes:
 
 
 def _base64(vector: np.ndarray, request: EmbeddingRequest) -> bytes:
-    raw = vector_bytes(vector, request.embed_dtype or "float32", big_endian=request.endianness == "big")
-    return b'"%b"' % b64encode(raw)
+    return b'"%b"' % b64encode(_bytes(vector, request))
+
+
+def _bytes(vector: np.ndarray, request: EmbeddingRequest) -> bytes:
+    return vector_bytes(vector, request.embed_dtype or "float32", big_endian=request.endianness == "big")
 
 
 def vector_bytes(vector: np.ndarray, dtype: str, *, big_endian: bool) -> bytes:

@@ -15,7 +15,7 @@ from services.gateway.api.request_record import IGNORED_FIELDS, TOOLS
 from services.gateway.api.strict import Strict
 from services.gateway.api.terms import TTFT_SLO_HEADER
 from services.gateway.api.validation import INTERNAL_FIELDS, Neutral
-from services.gateway.http.operation import JSON, DescribedRoute, ErrorAnswer, Operation, Schema
+from services.gateway.http.operation import BINARY, JSON, DescribedRoute, ErrorAnswer, Operation, Schema
 from services.gateway.openai.examples import BODIES, NAMES, TAG_WORDS, tag_of
 
 EVENTS = "text/event-stream"
@@ -168,6 +168,8 @@ def _answer(operation: Operation, schemas: _Schemas) -> Schema:
     content: Schema = {operation.media_type: {"schema": {"type": "string"}}}
     if operation.answer is not None:
         content = {operation.media_type: {"schema": schemas.ref(operation.answer)}}
+    if operation.bytes_too:
+        content[BINARY] = {"schema": {"type": "string", "format": "binary"}}
     if operation.chunk is not None:
         words = f"Events whose data is a {schemas.name(operation.chunk)} each"
         words += f", and {operation.last_data} at the end." if operation.last_data else "."

@@ -74,12 +74,14 @@ EMBEDDINGS = Operation(
     summary="A vector for each input, made by prefill workers",
     bodies={EmbeddingRequest: EMBEDDINGS_NEUTRAL},
     answer=EmbeddingList,
+    bytes_too=True,
     errors=GENERATING,
 )
 POOLING = Operation(
     summary="A vector for each input, as vLLM's endpoint for pooled outputs answers",
     bodies={PoolingRequest: EMBEDDINGS_NEUTRAL},
     answer=PoolingList,
+    bytes_too=True,
     errors=GENERATING,
 )
 RESPONSES = Operation(

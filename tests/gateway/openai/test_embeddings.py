@@ -1,6 +1,7 @@
 """POST /v1/embeddings: what clients send, what workers are asked, and what clients get."""
 
 import base64
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -323,3 +324,36 @@ async def test_pooling_is_the_same_in_vllm_s_form(api: Api):
 async def test_pooling_refuses_by_name_what_is_no_embedding(api: Api, fields: dict[str, Any], param: str):
     answer = await api.http.post("/pooling", json={"input": "a", **fields})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling"])
+async def test_bytes_come_plain_and_a_header_says_which_are_whose(api: Api, path: str):
+    """Names and forms as vLLM has them in `metadata`."""
+    api.generator.script = deltas(VECTOR, [0.0, 0.5, 0.0, -0.5])
+    fields = {"input": ["a", "bc"], "normalize": False, "embed_dtype": "float16", "endianness": "big"}
+    answer = await api.http.post(path, json={**fields, "encoding_format": "bytes", "request_id": "mine"})
+    assert answer.headers["content-type"] == "application/octet-stream"
+    metadata = json.loads(answer.headers["metadata"])
+    assert [metadata["id"], metadata["model"]] == ["mine", MODEL]
+    assert metadata["usage"]["prompt_tokens"] == metadata["usage"]["total_tokens"] > 0
+    vectors = []
+    for number, entry in enumerate(metadata["data"]):
+        assert (entry["index"], entry["embed_dtype"], entry["endianness"]) == (number, "float16", "big")
+        part = answer.content[entry["start"] : entry["end"]]
+        vectors.append(np.frombuffer(part, ">f2").reshape(entry["shape"]).tolist())
+    assert vectors == np.array([VECTOR, [0.0, 0.5, 0.0, -0.5]], np.float16).tolist()
+    api.generator.script = deltas(VECTOR, [0.0, 0.5, 0.0, -0.5])
+    only = await api.http.post(path, json={**fields, "encoding_format": "bytes_only"})
+    assert only.content == answer.content
+    assert "metadata" not in only.headers
+
+
+async def test_as_many_inputs_have_bytes_as_a_header_can_list(api: Api):
+    api.generator.script = deltas(*[VECTOR] * 256)
+    assert len((await embed(api, ["a"] * 256, encoding_format="bytes")).content) == 256 * 16
+    refused = await embed(api, ["a"] * 257, encoding_format="bytes")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "encoding_format")
+    api.generator.script = deltas(*[VECTOR] * 257)
+    assert len((await embed(api, ["a"] * 257, encoding_format="bytes_only")).content) == 257 * 16
+    api.generator.script = deltas(VECTOR)
+    assert len((await embed(api, [5] * 257, encoding_format="bytes", truncate_prompt_tokens=9)).content) == 16
