@@ -37,6 +37,7 @@ def test_choices_are_those_of_requests_with_their_seeds_and_move_once(stack: Sta
     with stack.serving("--handoff", "never") as alone:
         for index, text in enumerate(together):
             seed = seed_of_choice(5, index)
+            seed -= 2**64 if seed >= 2**63 else 0  # as a request may write the same 64 bits
             answer = alone.client.completions.create(prompt=prompt, seed=seed, **WARM)
             assert answer.choices[0].text == text
     assert len(set(together)) == 3
