@@ -145,8 +145,9 @@ def test_clients_speak_tls_by_the_authority_of_the_run(secure: SecureUp) -> None
         assert list(stub.Generate(request, timeout=120, metadata=[("x-api-key", key)]))
     with pytest.raises(httpx2.ConnectError):
         httpx2.get(f"{up.url}/models")
-    with pytest.raises(httpx2.RemoteProtocolError):
-        httpx2.get(f"{up.url}/models".replace("https", "http"))
+    plain = httpx2.get(f"{up.url}/models".replace("https", "http"))
+    assert plain.status_code == 400
+    assert plain.json()["error"]["message"].startswith("This port speaks TLS")
 
 
 def test_keys_are_this_user_s_alone(secure: SecureUp) -> None:
