@@ -5,13 +5,12 @@ is left out and named, and a text that is null is an empty one.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from services.gateway.anthropic_api.other_blocks import OtherBlock
-from services.gateway.api.hints import Hinting
 from services.gateway.api.strict import Nested
 
 MAX_BLOCKS = 2048  # of one message
@@ -25,14 +24,18 @@ class Block(Nested):
     cache_control: Any = None
 
 
-class TextBlock(Hinting, Block):
-    """Text."""
-
-    hints: ClassVar[frozenset[str]] = frozenset({"citations"})
+class TextBlock(Block):
+    """Text. citations: of an earlier answer, or a wish for some; they are left out, and named."""
 
     type: Literal["text"]
     text: str | None
-    citations: Annotated[list[Any], Field(max_length=0)] | None = None
+    citations: Any = None
+
+    def unknown_fields(self) -> Iterator[str]:
+        """See Open."""
+        yield from super().unknown_fields()
+        if self.citations:
+            yield "citations"
 
 
 class ThinkingBlock(Block):

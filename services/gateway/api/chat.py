@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field, ValidationInfo
+from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from services.gateway.api.chat_answers import ChatAnswers, ChatModel
@@ -14,11 +14,11 @@ from services.gateway.api.choice import PromptShown
 from services.gateway.api.content_parts import ROLES_READ_AS_TEXT, ContentPart, ThinkingPart, as_answers, as_text
 from services.gateway.api.earlier_calls import CalledFunction, CallId, EarlierCall, EarlierCalls
 from services.gateway.api.errors import invalid
-from services.gateway.api.hints import Hinting
 from services.gateway.api.message_request import MessageRequest
 from services.gateway.api.prompts import Prompt, check_text_length, tokens_of_text
 from services.gateway.api.schema import AnswerTokens, Top
 from services.gateway.api.side_thread import SideThread
+from services.gateway.api.strict import Open
 from services.gateway.side.processes import SideProcesses
 from services.gateway.text.tokenizer import LONG_TEXT_CHARS, Tokenizer
 
@@ -46,18 +46,20 @@ Parts = Annotated[list[ContentPart], Field(fail_fast=True)]
 _ContentJson = str | Parts | None  # as it comes
 
 
-class Message(Hinting):
-    """One message of a chat. The model's template decides which roles there are; it calls `developer` `system`."""
+# A text; what is none is left out and named. The validator of hints would cost each message two microseconds.
+_Thoughts = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "null"}]})]
 
-    hints: ClassVar[frozenset[str]] = frozenset({"reasoning", "reasoning_content"})
+
+class Message(Open):
+    """One message of a chat. The model's template decides which roles there are; it calls `developer` `system`."""
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: Annotated[Parts | None, BeforeValidator(_as_parts, json_schema_input_type=_ContentJson)] = None
     tool_calls: EarlierCalls | None = None
     tool_call_id: CallId = None
     name: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
+    reasoning_content: _Thoughts = None
+    reasoning: _Thoughts = None
     # Fields that an assistant's answer has when a client sends it back.
     refusal: str | None = None
     audio: Any = None
@@ -69,6 +71,9 @@ class Message(Hinting):
         yield from super().unknown_fields()
         if self.audio is not None:
             yield "audio"
+        for name in ("reasoning", "reasoning_content"):
+            if (value := getattr(self, name)) is not None and not isinstance(value, str):
+                yield name
         for number, part in enumerate(self.content or ()):
             yield from (f"content[{number}].{name}" for name in part.unknown_fields())
         for number, call in enumerate(self.tool_calls or ()):
@@ -81,12 +86,13 @@ class Message(Hinting):
         return "\n".join(texts) or self.refusal or ""
 
     @property
-    def thoughts(self) -> str | None:
-        """The reasoning before an earlier answer, by whichever field; None: there is none."""
-        if self.reasoning_content is not None or self.reasoning is not None:
-            return self.reasoning_content
+    def thoughts(self) -> dict[str, str]:
+        """The reasoning before an earlier answer, by the field that has it."""
+        named = {"reasoning_content": self.reasoning_content, "reasoning": self.reasoning}
+        if found := {name: value for name, value in named.items() if isinstance(value, str)}:
+            return found
         texts = [part.text for part in self.content or () if isinstance(part, ThinkingPart) and part.text]
-        return "\n".join(texts) or None
+        return {"reasoning_content": "\n".join(texts)} if texts else {}
 
     @property
     def calls(self) -> Sequence[EarlierCall]:

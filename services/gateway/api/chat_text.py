@@ -183,8 +183,7 @@ def _as_dict(message: "Message") -> dict[str, Any]:
     calls = [call.as_value() for call in message.calls]
     extra = {
         "name": message.name,
-        "reasoning_content": message.thoughts,
-        "reasoning": message.reasoning,
+        **message.thoughts,
         "tool_calls": calls or None,
         "tool_call_id": message.tool_call_id,
     }
