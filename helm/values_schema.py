@@ -216,7 +216,7 @@ def make_schema() -> Schema:
 
 
 def given_flags() -> dict[str, dict[str, str]]:
-    """What gives each flag that the templates give, by part: a value, where that of a role begins with ROLE."""
+    """Returns the path of the chart's value that each flag gets, by part; that of a role begins with `ROLE.`."""
     return {
         part: {flag: value.replace("prefill.", "ROLE.") for flag, value in {**flags, **OF_THE_POD[part]}.items()}
         for part, flags in FLAGS.items()
