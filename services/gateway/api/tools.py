@@ -229,11 +229,12 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
             raise invalid(words, f"tools[{tool._number}].{tool.type}.name")
         names.add(name)
     if isinstance(choice, NamedChoice) and choice.name not in names:
-        raise _no_such_tool(choice.name)
+        raise no_such_tool(choice.name)
     if not tools and choice == "required":
         raise invalid("Invalid 'tool_choice': there are no 'tools' to choose from.", "tool_choice", "invalid_value")
 
 
-def _no_such_tool(name: str) -> ApiError:
+def no_such_tool(name: str) -> ApiError:
+    """The error for a choice of a tool that is not among the tools."""
     message = f"Invalid 'tool_choice': there is no tool '{name[:64]}' in 'tools'."
     return invalid(message, "tool_choice", "invalid_value")

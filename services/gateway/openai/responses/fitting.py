@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from services.gateway.api.caller import Caller
 from services.gateway.api.chat import ChatRequest
-from services.gateway.api.errors import ApiError
+from services.gateway.api.errors import TOO_LONG, ApiError
 from services.gateway.api.request_record import RequestRecord
 from services.gateway.api.request_runner import RequestRunner
 from services.gateway.api.side_thread import SideThread
@@ -27,7 +27,6 @@ from services.gateway.openai.responses.items import (
 from services.gateway.openai.responses.kept import FEW_PARTS
 from services.gateway.openai.responses.translation import ResponseChat
 
-_TOO_LONG = "context_length_exceeded"
 _MOST_FOR_ANSWER = 4  # a quarter of the context, at most, is left for the answer that is asked for
 _LEFT_WHEN_CUT = 8  # an eighth, at least, where turns are dropped: else each further turn would drop some again
 
@@ -82,7 +81,7 @@ class Fitting:
         try:
             (prompt,) = await self._runner.dialect.prompts(chat, context, caller.tenant)
         except ApiError as error:
-            if error.code == _TOO_LONG:
+            if error.code == TOO_LONG:
                 return context + 1
             raise
         return len(prompt.token_ids)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.gateway.api.errors import ApiError, invalid
+from services.gateway.api.tools import no_such_tool
 from services.gateway.openai.responses.tools import (
     AnyTool,
     CustomTool,
@@ -70,7 +70,7 @@ class OfferedTools:
         for each in self._tools:
             if each.tool.type == choice.type and each.is_called(choice.name, choice.namespace):
                 return {"type": choice.type, choice.type: {"name": each.name}}
-        raise _no_such_tool(choice.name)
+        raise no_such_tool(choice.name)
 
     def called(self, name: str) -> OfferedTool | None:
         """Returns the tool that a model calls; None: it calls one that it was not offered."""
@@ -113,8 +113,3 @@ def _is_allowed(tool: OfferedTool, choice: ToolChoice) -> bool:
         if each.type == tool.tool.type and each.name is not None and tool.is_called(each.name, each.namespace):
             return True
     return False
-
-
-def _no_such_tool(name: str) -> ApiError:
-    message = f"Invalid 'tool_choice': there is no tool '{name[:64]}' in 'tools'."
-    return invalid(message, "tool_choice", "invalid_value")

@@ -12,10 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from services.gateway.api.forms import Text
 from services.gateway.api.strict import Open, Strict
-
-MAX_TOOLS = 128
-
-Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+from services.gateway.api.tools import MAX_TOOLS, Name
 
 
 class FunctionTool(Open):
