@@ -27,7 +27,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constr
 .NOTPARALLEL:  # one pip at a time
 .PHONY: up test test-faults test-clients test-image newest-clients lint format proto chart clean
 
-up: $(VENV)/.run-installed $(if $(findstring --model,$(ARGS)),,$(DEMO_MODEL))
+up: $(VENV)/.run-installed $(if $(filter --model --model=%,$(ARGS)),,$(DEMO_MODEL))
 	@exec $(BIN)/baton up $(ARGS)
 
 test: lint $(DEMO_MODEL) $(if $(CI),$(CLIENTS_INSTALLED))
