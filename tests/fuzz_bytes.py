@@ -18,12 +18,13 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["services"]):
-    from services.gateway.api.chat import ChatRequest
-    from services.gateway.api.completions import CompletionRequest
+    from services.gateway.api.dialects.completions import CompletionRequest
     from services.gateway.api.errors import ApiError
-    from services.gateway.api.large_json import JsonError, read_large
-    from services.gateway.api.structured import StructuredOutputs, grammar_of
-    from services.gateway.api.validation import parse_request, validate_request
+    from services.gateway.api.grammars.structured_output import grammar_of
+    from services.gateway.api.requests.chat import ChatRequest
+    from services.gateway.api.requests.large_json import JsonError, read_large
+    from services.gateway.api.requests.structured import StructuredOutputs
+    from services.gateway.api.requests.validation import parse_request, validate_request
     from services.gateway.grpc_api.message_size import TooManyFields, check_size
     from services.gateway.grpc_api.requests import other_fields, prompt_fields
     from services.gateway.http.exchange import unzipped

@@ -27,7 +27,7 @@ class Pace:
 def pace_engines() -> None:
     """Gives every engine of this process, which has none yet, the least time."""
     from services.engine.engine import Engine
-    from services.engine.scheduler import StepPlan
+    from services.engine.schedulers.base import StepPlan
 
     launch, pace = Engine._launch, Pace()
 

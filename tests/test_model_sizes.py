@@ -1,8 +1,8 @@
 """The README's table of models and memory: the arithmetic is the code's own."""
 
 from kvtransfer.layout import KvLayout
-from services.engine.model_check import weight_bytes
 from services.engine.models.architectures import parse_model_config
+from services.engine.runner.model_check import weight_bytes
 from tests.engine.models.published_configs import PUBLISHED
 from tests.test_docs import ROOT, rows
 

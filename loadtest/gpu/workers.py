@@ -19,11 +19,11 @@ from loadtest.micro.worker_pair import WorkerPair, worker_pair
 from loadtest.tables import Record
 from services.config import DeviceKind, Kernels, LoadFormat, TransportName, WorkerRole
 from services.config.engine import EngineConfig
-from services.decode.scheduler import DecodeScheduler
 from services.engine.models.architectures import parse_model_config
 from services.engine.runner.load import load_runner
 from services.engine.runner.load_plan import kv_layout
-from services.prefill.scheduler import PrefillScheduler
+from services.engine.schedulers.decode import DecodeScheduler
+from services.engine.schedulers.prefill import PrefillScheduler
 from services.worker.engine_thread import no_pause
 from services.worker.transports import make_transports
 from services.worker.worker import WorkerParts

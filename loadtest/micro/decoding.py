@@ -10,16 +10,16 @@ from kvtransfer.handles import HandleMarks
 from kvtransfer.ids import AttemptId, GatewayId, WorkerId
 from kvtransfer.producer import Producer
 from loadtest.micro.idle_runner import BLOCK_SIZE, IdleRunner
-from services.decode.scheduler import DecodeScheduler
-from services.engine.batch_state import Phase
 from services.engine.engine import Engine
-from services.engine.request import Kind, Request
-from services.engine.scheduler import Scheduler
+from services.engine.schedulers.base import Scheduler
+from services.engine.schedulers.decode import DecodeScheduler
+from services.engine.sequences.batch_state import Phase
+from services.engine.sequences.request import Kind, Request
 from services.protocol.capsule import Capsule
 from services.protocol.sampling import SamplingParams
 from services.protocol.wire import pack_worker_message
-from services.worker.core import WorkerCore
-from services.worker.core_state import CoreOutputs
+from services.worker.core.core import WorkerCore
+from services.worker.core.state import CoreOutputs
 from services.worker.engine_thread import EngineThread
 
 _GATEWAY = GatewayId(1)

@@ -6,9 +6,9 @@ The KV has the shape of a small model's, and steps take time in proportion to th
 from kvtransfer.layout import KvLayout
 from loadtest.micro.idle_runner import BLOCK_SIZE, IdleRunner
 from services.config import TransportName, WorkerRole
-from services.decode.scheduler import DecodeScheduler
 from services.engine.runner.base import StepInput
-from services.prefill.scheduler import PrefillScheduler
+from services.engine.schedulers.decode import DecodeScheduler
+from services.engine.schedulers.prefill import PrefillScheduler
 from services.worker.transports import make_transports
 from services.worker.worker import WorkerParts
 

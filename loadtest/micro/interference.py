@@ -26,15 +26,15 @@ from loadtest.micro.idle_runner import IdleRunner
 from loadtest.micro.own_redis import own_redis
 from loadtest.tables import Record, spread
 from services.config import TransportName, WorkerRole
-from services.decode.scheduler import DecodeScheduler
-from services.engine.request import Kind, Request
 from services.engine.runner.base import StepInput
+from services.engine.schedulers.decode import DecodeScheduler
+from services.engine.sequences.request import Kind, Request
 from services.protocol.capsule import Capsule
 from services.protocol.grpc_options import CLIENT_OPTIONS
 from services.protocol.messages import Abort, GatewayHello, Submit
 from services.protocol.sampling import SamplingParams
 from services.protocol.wire import serialize_gateway_message
-from services.worker.core import WorkerCore
+from services.worker.core.core import WorkerCore
 from services.worker.engine_thread import SWITCH_INTERVAL_S
 from services.worker.transports import make_transports
 from services.worker.worker import Worker, WorkerParts

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from loadtest.tables import Record
-from services.engine.openmp import load_openmp
+from services.engine.kernels.cpu.openmp import load_openmp
 
 
 def measure(model: Path | None, context: int, float32: int) -> list[Record]:

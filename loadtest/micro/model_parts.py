@@ -18,8 +18,9 @@ from torch import Tensor
 from loadtest.tables import Record
 from services.engine.attention.base import PagedQueries
 from services.engine.attention.cpu_attention import CpuAttention, CpuPlan
-from services.engine.huge_pages import allocate
+from services.engine.kernels.cpu.huge_pages import allocate
 from services.engine.kernels.cpu.isa import known_isa
+from services.engine.kernels.cpu.openmp import loaded_openmp
 from services.engine.kernels.load import make_operations, why_not_fused
 from services.engine.models.architectures import parse_model_config
 from services.engine.models.config import DecoderConfig
@@ -27,7 +28,6 @@ from services.engine.models.decoder import Decoder
 from services.engine.models.registry import load_weights, open_tensors
 from services.engine.models.rope import inverse_frequencies, rotation
 from services.engine.models.weights import DecoderWeights
-from services.engine.openmp import loaded_openmp
 from services.engine.runner.load_plan import kv_layout
 from services.engine.runner.memory import keep_freed_memory
 from services.protocol.model_files.open import open_model

@@ -14,9 +14,9 @@ import numpy as np
 from loadtest.micro.decoding import make_core, make_request
 from loadtest.micro.idle_runner import BLOCK_SIZE, IdleRunner
 from loadtest.tables import Record
-from services.decode.scheduler import DecodeScheduler
-from services.engine.scheduler import StepPlan
-from services.engine.sequences import Sequences
+from services.engine.schedulers.base import StepPlan
+from services.engine.schedulers.decode import DecodeScheduler
+from services.engine.sequences.sequences import Sequences
 from services.protocol.block_hash import block_hashes, root_hash
 
 _LENGTHS = (1 << 10, 4 << 10, 16 << 10, 128 << 10)

@@ -15,10 +15,10 @@ import numpy as np
 
 from loadtest.micro.idle_runner import IdleRunner
 from services.config import MTLS_VARIABLE, REDIS_URL_VARIABLE, LogFormat, TransportName, WorkerRole
-from services.decode.scheduler import DecodeScheduler
 from services.engine.runner.base import StepInput, StepOutput
-from services.engine.scheduler import Scheduler
-from services.prefill.scheduler import PrefillScheduler
+from services.engine.schedulers.base import Scheduler
+from services.engine.schedulers.decode import DecodeScheduler
+from services.engine.schedulers.prefill import PrefillScheduler
 from services.process import lifeline
 from services.process.logs import configure_logging
 from services.protocol.grpc_options import host_port

@@ -15,11 +15,11 @@ from loadtest.micro.decoding import DecodingWorker
 from loadtest.micro.idle_runner import BLOCK_SIZE
 from loadtest.micro.own_redis import own_redis
 from loadtest.tables import Record, spread
-from services.engine.prefix_cache import CacheEvents
+from services.engine.blocks.prefix_cache import CacheEvents
 from services.prefix_index.registry import WorkerRecord
 from services.protocol.block_hash import BlockHash
 from services.worker.block_log import BlockLog
-from services.worker.core_state import CoreOutputs
+from services.worker.core.state import CoreOutputs
 from services.worker.engine_thread import SWITCH_INTERVAL_S
 from services.worker.index_link import IndexLink
 

@@ -19,13 +19,14 @@ from loadtest.cannot_run import CannotRun
 from loadtest.tables import Record
 from services.config import DeviceKind
 from services.config.engine import EngineConfig
-from services.decode.scheduler import DecodeScheduler
-from services.engine.batch_state import Phase
 from services.engine.engine import Engine
-from services.engine.guidance import Guidance, GuidedRow, GuidedSequence
-from services.engine.openmp import load_openmp
-from services.engine.request import Kind, Request
-from services.gateway.api.structured import StructuredOutputs, grammar_of
+from services.engine.kernels.cpu.openmp import load_openmp
+from services.engine.sampling.guidance import Guidance, GuidedRow, GuidedSequence
+from services.engine.schedulers.decode import DecodeScheduler
+from services.engine.sequences.batch_state import Phase
+from services.engine.sequences.request import Kind, Request
+from services.gateway.api.grammars.structured_output import grammar_of
+from services.gateway.api.requests.structured import StructuredOutputs
 from services.launcher import demo_model
 from services.protocol.capsule import Capsule
 from services.protocol.model_files.open import open_model

@@ -12,7 +12,7 @@ from services.config.option import Refusal
 from services.protocol.model_files.base import ModelError
 
 if TYPE_CHECKING:
-    from services.engine.model_check import ModelFacts
+    from services.engine.runner.model_check import ModelFacts
 
 
 def check_engine(config: EngineConfig) -> None:
@@ -33,7 +33,7 @@ def check_engine(config: EngineConfig) -> None:
 
 def check_model(config: EngineConfig, num_workers: int) -> "ModelFacts":
     """Facts about the model of so many workers of this machine. Raises Refusal for one that they cannot serve."""
-    from services.engine.model_check import check_model
+    from services.engine.runner.model_check import check_model
 
     try:
         return check_model(config, num_workers)

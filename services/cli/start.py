@@ -14,7 +14,7 @@ def run_gateway(config: GatewayConfig) -> int:
 
 def run_worker(config: WorkerConfig) -> int:
     """Runs a worker; returns the exit code."""
-    from services.engine.openmp import load_openmp
+    from services.engine.kernels.cpu.openmp import load_openmp
 
     load_openmp()
     if config.role is WorkerRole.PREFILL:

@@ -1,6 +1,6 @@
 """The decode worker's entry point."""
 
-from services.decode.scheduler import DecodeScheduler
+from services.engine.schedulers.decode import DecodeScheduler
 from services.process.configs import WorkerConfig
 from services.worker.main import run_worker
 

@@ -16,8 +16,8 @@ from kvtransfer.moved import Moved
 from services.config import HandoffMode, WorkerRole
 from services.doctor.finding import Finding, error, note
 from services.doctor.gateway import Worker, check_clocks, check_roles, describe_reads, judge_transport
-from services.gateway.api.attempt_record import AttemptRecord
 from services.gateway.api.generation import GenerationError, GenerationRequest
+from services.gateway.api.records.attempt_record import AttemptRecord
 from services.gateway.dispatch.dispatcher import Dispatcher, WorkerAccess
 from services.gateway.dispatch.router import Policy
 from services.gateway.metrics import GatewayMetrics

@@ -18,17 +18,17 @@ import numpy as np
 
 from kvtransfer.ids import AttemptId
 from kvtransfer.messages import Announcement, FirstToken
-from services.engine.batch_state import UNKNOWN, BatchState, Phase
-from services.engine.block_pool import BlockPool
-from services.engine.guidance import Guidance
+from services.engine.blocks.block_pool import BlockPool
+from services.engine.blocks.prefix_cache import PrefixCache
 from services.engine.launch import Launched, decode_step, mixed_step
-from services.engine.outputs import Embedded, EngineOutputs, StepRows, row_logprobs, single_row, sole_gateway
-from services.engine.prefix_cache import PrefixCache
-from services.engine.request import Request
 from services.engine.runner.base import CarriedTokens, Runner, StepInput, StepOutput
-from services.engine.scheduler import Scheduler, StepPlan
+from services.engine.sampling.guidance import Guidance
+from services.engine.schedulers.base import Scheduler, StepPlan
 from services.engine.self_check import SelfCheck
-from services.engine.sequences import Sequences
+from services.engine.sequences.batch_state import UNKNOWN, BatchState, Phase
+from services.engine.sequences.outputs import Embedded, EngineOutputs, StepRows, row_logprobs, single_row, sole_gateway
+from services.engine.sequences.request import Request
+from services.engine.sequences.sequences import Sequences
 from services.engine.token_rows import TokenRows
 from services.protocol.frames import TokenLogprobs
 from services.protocol.outcomes import FailureCode, FinishReason

@@ -5,10 +5,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from services.engine.batch_state import EMBEDS, SCORES, BatchState
-from services.engine.branches import Branches
 from services.engine.runner.base import LogitEdits, PooledTokens, ScoredTokens, StepInput, StepLogprobs, StepOutput
-from services.engine.scheduler import StepPlan
+from services.engine.schedulers.base import StepPlan
+from services.engine.sequences.batch_state import EMBEDS, SCORES, BatchState
+from services.engine.sequences.branches import Branches
 from services.engine.token_rows import TokenRows
 
 

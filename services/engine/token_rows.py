@@ -4,7 +4,11 @@ from functools import partial
 
 import numpy as np
 
-from services.engine.batch_state import (
+from services.engine.runner.base import LogitEdits, NamedLogprobs, SamplingBatch, StepLogprobs, TokenMasks
+from services.engine.sampling.guidance import GuidedRow, GuidedSequence
+from services.engine.sampling.logit_edits import gather_edits
+from services.engine.sampling.token_masks import NONE_LEFT, is_any_left
+from services.engine.sequences.batch_state import (
     EDITS,
     GUIDED,
     LOGPROBS,
@@ -14,11 +18,7 @@ from services.engine.batch_state import (
     STOPS,
     BatchState,
 )
-from services.engine.guidance import GuidedRow, GuidedSequence
-from services.engine.logit_edits import gather_edits
-from services.engine.outputs import StepRows, sole_gateway
-from services.engine.runner.base import LogitEdits, NamedLogprobs, SamplingBatch, StepLogprobs, TokenMasks
-from services.engine.token_masks import NONE_LEFT, is_any_left
+from services.engine.sequences.outputs import StepRows, sole_gateway
 from services.protocol.outcomes import FinishReason
 
 _NO_TOKENS = np.zeros(0, dtype=np.int32)

@@ -15,11 +15,11 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from services.gateway.anthropic_api.routes import messages_routes
-from services.gateway.api.chat_answers import ChatModel
-from services.gateway.api.request_defaults import RequestDefaults
+from services.gateway.api.dialects.chat_answers import ChatModel
+from services.gateway.api.records.tracing import Tracing, TracingError, tracing_from
 from services.gateway.api.request_runner import Runners, make_runners
+from services.gateway.api.requests.request_defaults import RequestDefaults
 from services.gateway.api.served_model import ModelNames
-from services.gateway.api.tracing import Tracing, TracingError, tracing_from
 from services.gateway.dispatch.discovery import follow_registry
 from services.gateway.dispatch.dispatcher import Dispatcher, WorkerAccess
 from services.gateway.dispatch.router import Policy

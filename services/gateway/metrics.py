@@ -43,7 +43,7 @@ _PAIR_TOTALS = {  # by field of Moved
 }
 _PHASE_BUCKETS = (0.0002, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
 _PAUSE_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5)
-# The phases of a request. `services/gateway/api/request_phases.py` says what they are.
+# The phases of a request. `services/gateway/api/records/request_phases.py` says what they are.
 PHASES = (
     *("read", "tokenize", "wait", "lookup", "place", "wire", "queue", "prefill", "deliver"),
     *("handoff", "generate"),

@@ -1,6 +1,6 @@
 """The prefill worker's entry point."""
 
-from services.prefill.scheduler import PrefillScheduler
+from services.engine.schedulers.prefill import PrefillScheduler
 from services.process.configs import WorkerConfig
 from services.worker.main import run_worker
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from kvtransfer.ids import AttemptId, GatewayId
 from kvtransfer.moved import Moved
-from services.engine.outputs import StepRows
-from services.engine.request import Request
+from services.engine.sequences.outputs import StepRows
+from services.engine.sequences.request import Request
 from services.protocol.frames import Timing
 from services.worker.frame_builder import PendingFrames
 

@@ -8,7 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from services.engine.prefix_cache import ROOT_NODE, CacheEvents
+from services.engine.blocks.prefix_cache import ROOT_NODE, CacheEvents
 from services.protocol.block_hash import BlockHash, child_hash, root_hash
 
 _SLICE = 32  # events hashed at a stretch: about 50 µs

@@ -18,8 +18,8 @@ from queue import Empty, SimpleQueue
 import structlog
 
 from services.engine.self_check import SelfCheckError
-from services.worker.core import WorkerCore
-from services.worker.core_state import CoreOutputs
+from services.worker.core.core import WorkerCore
+from services.worker.core.state import CoreOutputs
 
 CoreCall = Callable[[WorkerCore, float], None]
 

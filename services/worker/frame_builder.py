@@ -6,8 +6,8 @@ from dataclasses import fields
 import numpy as np
 
 from kvtransfer.ids import GatewayId
-from services.engine.outputs import Embedded, StepRows
 from services.engine.runner.base import StepLogprobs
+from services.engine.sequences.outputs import Embedded, StepRows
 from services.protocol.frames import Embeddings, Failure, Frame, Load, PackedLogprobs, Timing
 
 

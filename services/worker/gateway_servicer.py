@@ -15,7 +15,7 @@ import structlog
 
 from kvtransfer.ids import AttemptId, GatewayId, WorkerId
 from protos import worker_pb2, worker_pb2_grpc
-from services.engine.request import Branch, Kind, Request
+from services.engine.sequences.request import Branch, Kind, Request
 from services.protocol.block_hash import BlockHash
 from services.protocol.frames import Failure, Frame
 from services.protocol.messages import (

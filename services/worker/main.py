@@ -9,10 +9,10 @@ import structlog
 
 from kvtransfer.transports import ucx
 from kvtransfer.transports.base import TransportError
-from services.engine.guidance import Guidance
 from services.engine.runner.load import LoadedModel, load_runner
 from services.engine.runner.memory import keep_freed_memory, populate
-from services.engine.scheduler import Scheduler
+from services.engine.sampling.guidance import Guidance
+from services.engine.schedulers.base import Scheduler
 from services.prefix_index.redis_tls import with_certificate
 from services.process.configs import WorkerConfig
 from services.process.gc_watch import GcWatch

@@ -31,9 +31,9 @@ from kvtransfer.transports.byte_stream import BlockSource, ByteStreamTransport, 
 from protos import kv_pb2_grpc, worker_pb2_grpc
 from services.config import WorkerRole
 from services.engine.engine import Engine
-from services.engine.guidance import Guidance
 from services.engine.runner.base import Runner
-from services.engine.scheduler import Scheduler
+from services.engine.sampling.guidance import Guidance
+from services.engine.schedulers.base import Scheduler
 from services.engine.self_check import SelfCheckError
 from services.prefix_index.registry import WorkerRecord
 from services.process.gc_watch import GcWatch
@@ -45,8 +45,8 @@ from services.tls.admission import RoleInterceptor
 from services.tls.files import CertificateFiles
 from services.tls.grpc_ends import Channels, open_port
 from services.worker.callers import CALLERS
-from services.worker.core import WorkerCore
-from services.worker.core_state import CoreOutputs
+from services.worker.core.core import WorkerCore
+from services.worker.core.state import CoreOutputs
 from services.worker.engine_thread import EngineThread, no_pause
 from services.worker.engine_watch import EngineWatch
 from services.worker.gateway_servicer import GatewayServicer

@@ -14,7 +14,7 @@ from services.cli.commands import app
 from services.config import LoadFormat
 from services.config.engine import EngineConfig
 from services.config.option import Refusal
-from services.engine.model_check import check_model
+from services.engine.runner.model_check import check_model
 from services.launcher import main as launcher
 from services.launcher import random_model
 from tests.gguf_files import write_gguf
@@ -98,7 +98,7 @@ def test_a_gguf_file_that_cannot_be_served_is_refused_before_anything_starts(mod
 
 def test_the_check_of_a_model_needs_no_torch() -> None:
     code = (
-        "import sys; from services.engine.model_check import check_model\n"
+        "import sys; from services.engine.runner.model_check import check_model\n"
         "from services.config.engine import EngineConfig\n"
         "from services.launcher import random_model; print(check_model(EngineConfig(model=random_model.made()), 2))\n"
         "sys.exit('torch' in sys.modules)"

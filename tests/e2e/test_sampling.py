@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from services.gateway.api.sampling import seed_of_choice
+from services.gateway.api.requests.sampling import seed_of_choice
 from tests.e2e.conftest import oracle, prompt_of
 from tests.e2e.stack import Stack
 from tests.e2e.test_pair import GREEDY, num_handed_off, text_of, until_handed_off

@@ -18,12 +18,12 @@ import numpy as np
 from kvtransfer.ids import AttemptId, GatewayId
 from kvtransfer.messages import Announcement, FirstToken
 from services.config import Pooling
-from services.decode.scheduler import DecodeScheduler
-from services.engine.batch_state import Phase
-from services.engine.request import Kind
-from services.engine.request_table import State
 from services.engine.runner.simulated import SimulatedRunner
-from services.prefill.scheduler import PrefillScheduler
+from services.engine.schedulers.decode import DecodeScheduler
+from services.engine.schedulers.prefill import PrefillScheduler
+from services.engine.sequences.batch_state import Phase
+from services.engine.sequences.request import Kind
+from services.engine.sequences.request_table import State
 from tests.engine.harness import GATEWAY, make_engine
 
 STEPS = 60

@@ -9,12 +9,12 @@ import numpy as np
 from kvtransfer.ids import AttemptId, GatewayId, WorkerId
 from kvtransfer.messages import Announcement
 from services.config import Pooling
-from services.decode.scheduler import DecodeScheduler
 from services.engine.engine import Engine
-from services.engine.outputs import row_logprobs
-from services.engine.request import Branch, Kind, Request
 from services.engine.runner.simulated import SimulatedRunner
-from services.engine.scheduler import Scheduler
+from services.engine.schedulers.base import Scheduler
+from services.engine.schedulers.decode import DecodeScheduler
+from services.engine.sequences.outputs import row_logprobs
+from services.engine.sequences.request import Branch, Kind, Request
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Failure, TokenLogprobs
 from services.protocol.sampling import SamplingParams

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.engine.block_pool import BlockPool
-from services.engine.prefix_cache import NO_BLOCK, PrefixCache
+from services.engine.blocks.block_pool import BlockPool
+from services.engine.blocks.prefix_cache import NO_BLOCK, PrefixCache
 
 BLOCK_SIZE = 2
 

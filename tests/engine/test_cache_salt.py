@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.engine.batch_state import Phase
-from services.engine.prefix_cache import NO_BLOCK, PrefixCache
+from services.engine.blocks.prefix_cache import NO_BLOCK, PrefixCache
+from services.engine.sequences.batch_state import Phase
 from tests.engine.fuzz import Traffic
 from tests.engine.harness import Driven, make_engine, reference
 

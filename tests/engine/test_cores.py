@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from services.engine.openmp import loaded_openmp, remove_registrations
+from services.engine.kernels.cpu.openmp import loaded_openmp, remove_registrations
 from services.engine.runner.cpu.cores import CoreLease
 from tests.machine import TWO_CORES, needs
 
@@ -260,7 +260,7 @@ def test_no_thread_spins_that_its_worker_has_given_up_or_that_waits_in_a_step_of
     script = """
         import ctypes, os, sys, tempfile, time
         from pathlib import Path
-        from services.engine.openmp import load_openmp, loaded_openmp
+        from services.engine.kernels.cpu.openmp import load_openmp, loaded_openmp
         load_openmp()
         import torch
         from services.engine.runner.cpu.cores import CoreLease

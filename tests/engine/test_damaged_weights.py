@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from services.config import Pooling
-from services.decode.scheduler import DecodeScheduler
 from services.engine.engine import Engine
 from services.engine.runner.base import Runner
 from services.engine.runner.cpu.torch_runner import TorchRunner
+from services.engine.schedulers.decode import DecodeScheduler
+from services.engine.schedulers.prefill import PrefillScheduler
 from services.engine.self_check import SelfCheckError
-from services.prefill.scheduler import PrefillScheduler
 from services.protocol.outcomes import FailureCode
 from tests.checkpoints import plant, write_checkpoint
 from tests.engine.harness import Driven

@@ -14,7 +14,7 @@ from services.engine.engine import Engine
 from services.engine.runner.base import Runner, StepInput
 from services.engine.runner.cpu.torch_runner import TorchRunner
 from services.engine.runner.load import load_runner
-from services.prefill.scheduler import PrefillScheduler
+from services.engine.schedulers.prefill import PrefillScheduler
 from services.protocol.outcomes import FailureCode
 from tests.checkpoints import write_checkpoint
 from tests.engine.harness import GATEWAY, Driven, make_engine

@@ -8,11 +8,11 @@ import pytest
 
 from kvtransfer.ids import WorkerId
 from kvtransfer.messages import FirstToken
-from services.decode.scheduler import DecodeScheduler
-from services.engine.batch_state import Phase
-from services.engine.request import Kind
-from services.engine.request_table import State
-from services.prefill.scheduler import PrefillScheduler
+from services.engine.schedulers.decode import DecodeScheduler
+from services.engine.schedulers.prefill import PrefillScheduler
+from services.engine.sequences.batch_state import Phase
+from services.engine.sequences.request import Kind
+from services.engine.sequences.request_table import State
 from services.protocol.outcomes import FailureCode, FinishReason
 from tests.engine.harness import make_engine, reference
 

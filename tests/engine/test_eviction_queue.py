@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.engine.eviction_queue import EvictionQueue
+from services.engine.blocks.eviction_queue import EvictionQueue
 
 NUM_BLOCKS = 24
 

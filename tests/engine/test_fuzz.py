@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from kvtransfer.ids import AttemptId
-from services.engine.block_tables import BlockTables
-from services.engine.deferred_frees import DeferredFrees
-from services.engine.prefix_cache import PrefixCache
-from services.engine.queued_groups import QueuedGroups
+from services.engine.blocks.deferred_frees import DeferredFrees
+from services.engine.blocks.prefix_cache import PrefixCache
+from services.engine.sequences.block_tables import BlockTables
+from services.engine.sequences.queued_groups import QueuedGroups
 from tests.engine.fuzz import Oracle, Traffic
 from tests.engine.harness import reference
 

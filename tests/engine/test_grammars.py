@@ -8,8 +8,8 @@ import pytest
 from llguidance import LLMatcher
 
 from kvtransfer.ids import AttemptId, GatewayId
-from services.engine.grammars import Grammar, Grammars
-from services.engine.guidance import Guidance
+from services.engine.sampling.grammars import Grammar, Grammars
+from services.engine.sampling.guidance import Guidance
 from services.protocol.outcomes import FailureCode
 from tests.engine.harness import GATEWAY, Driven
 from tests.engine.test_guidance import EOS, GRAMMAR, PROMPT, VOCAB, assert_matches, make

@@ -12,15 +12,15 @@ from llguidance import LLMatcher, LLTokenizer
 
 from kvtransfer.ids import AttemptId
 from kvtransfer.messages import FirstToken
-from services.decode.scheduler import DecodeScheduler
 from services.engine.engine import Engine
-from services.engine.guidance import Guidance, GuidedRow, GuidedSequence
-from services.engine.logit_edits import gather_edits
-from services.engine.request import Kind
 from services.engine.runner.base import SamplingBatch
+from services.engine.runner.cpu.sampler import sample
 from services.engine.runner.simulated import SimulatedRunner
-from services.engine.sampler import sample
-from services.engine.sequences import Sequences
+from services.engine.sampling.guidance import Guidance, GuidedRow, GuidedSequence
+from services.engine.sampling.logit_edits import gather_edits
+from services.engine.schedulers.decode import DecodeScheduler
+from services.engine.sequences.request import Kind
+from services.engine.sequences.sequences import Sequences
 from services.launcher import random_model
 from services.protocol.model_files.open import open_model
 from services.protocol.outcomes import FailureCode, FinishReason

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers.generation.logits_process import NoBadWordsLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
-from services.engine.logit_edits import edits_of, gather_edits
-from services.engine.sampler import sample
+from services.engine.runner.cpu.sampler import sample
+from services.engine.sampling.logit_edits import edits_of, gather_edits
 from services.protocol.sampling import SamplingParams
 from tests.engine.harness import make_engine, reference
 from tests.engine.test_sampler import batch

@@ -5,7 +5,7 @@ import psutil
 import torch
 
 from kvtransfer.block_memory import HostBlocks
-from services.engine.huge_pages import WeightMemory, allocate
+from services.engine.kernels.cpu.huge_pages import WeightMemory, allocate
 from services.engine.runner.memory import populate
 
 SIZE = 96 << 20

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from services.config import Pooling
-from services.decode.scheduler import DecodeScheduler
 from services.engine.engine import Engine
-from services.engine.request import Kind
 from services.engine.runner.base import StepInput
 from services.engine.runner.simulated import SimulatedRunner
+from services.engine.schedulers.decode import DecodeScheduler
+from services.engine.schedulers.prefill import PrefillScheduler
 from services.engine.self_check import SelfCheck, SelfCheckError
-from services.prefill.scheduler import PrefillScheduler
+from services.engine.sequences.request import Kind
 from services.protocol.outcomes import FailureCode
 from tests.engine.harness import Driven, make_engine, reference
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from kvtransfer.ids import AttemptId, GatewayId
-from services.decode.scheduler import DecodeScheduler
 from services.engine.engine import Engine
-from services.engine.request import Kind
-from services.engine.request_table import State
 from services.engine.runner.base import Runner, StepInput, StepOutput
 from services.engine.runner.simulated import SimulatedRunner
-from services.prefill.scheduler import PrefillScheduler
+from services.engine.schedulers.decode import DecodeScheduler
+from services.engine.schedulers.prefill import PrefillScheduler
+from services.engine.sequences.request import Kind
+from services.engine.sequences.request_table import State
 from services.protocol.outcomes import FinishReason
 from tests.engine.harness import GATEWAY, Driven, make_engine, reference
 

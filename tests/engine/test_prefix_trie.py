@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from services.engine.prefix_cache import NO_BLOCK, PrefixCache
+from services.engine.blocks.prefix_cache import NO_BLOCK, PrefixCache
 
 
 def tokens_of(*values: int) -> np.ndarray:

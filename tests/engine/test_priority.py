@@ -2,11 +2,11 @@
 
 from kvtransfer.ids import AttemptId
 from services.config import Pooling
-from services.decode.scheduler import DecodeScheduler
-from services.engine.priority import DUE_S
-from services.engine.request import Kind
-from services.engine.request_table import State
-from services.prefill.scheduler import PrefillScheduler
+from services.engine.schedulers.decode import DecodeScheduler
+from services.engine.schedulers.prefill import PrefillScheduler
+from services.engine.schedulers.priority import DUE_S
+from services.engine.sequences.request import Kind
+from services.engine.sequences.request_table import State
 from tests.engine.harness import GATEWAY, Driven, make_engine, reference
 
 

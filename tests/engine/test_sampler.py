@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from services.engine.logit_edits import edits_of, gather_edits
 from services.engine.runner.base import NOT_FINITE, NamedLogprobs, SamplingBatch, TokenMasks
-from services.engine.sampler import NUM_CANDIDATES, _invert, sample, score, uniforms
+from services.engine.runner.cpu.sampler import NUM_CANDIDATES, _invert, sample, score, uniforms
+from services.engine.sampling.logit_edits import edits_of, gather_edits
 from services.protocol.sampling import SamplingParams
 
 PROBABILITIES = [0.35, 0.25, 0.15, 0.1, 0.08, 0.04, 0.02, 0.01]

@@ -13,10 +13,10 @@ import pytest
 
 from kvtransfer.ids import AttemptId, GatewayId
 from kvtransfer.messages import FirstToken
-from services.decode.scheduler import DecodeScheduler
-from services.engine.batch_state import Phase
-from services.engine.request import Kind
 from services.engine.runner.simulated import SimulatedRunner
+from services.engine.schedulers.decode import DecodeScheduler
+from services.engine.sequences.batch_state import Phase
+from services.engine.sequences.request import Kind
 from tests.engine.harness import GATEWAY, Driven, make_engine, reference
 
 WARM: dict[str, Any] = {"temperature": 1.0}

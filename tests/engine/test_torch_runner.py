@@ -10,18 +10,18 @@ import torch
 
 from services.config import DeviceKind
 from services.config.engine import EngineConfig
-from services.decode.scheduler import DecodeScheduler
 from services.engine.attention.base import PagedQueries
 from services.engine.attention.cpu_attention import CpuAttention, CpuPlan
 from services.engine.engine import Engine
 from services.engine.kernels.cpu import team
 from services.engine.kernels.cpu.team import rows_of_a_block
 from services.engine.models import decoder
-from services.engine.request_table import State
 from services.engine.runner.base import StepInput
 from services.engine.runner.cpu import torch_runner
 from services.engine.runner.cpu.torch_runner import TorchRunner
 from services.engine.runner.load import load_runner
+from services.engine.schedulers.decode import DecodeScheduler
+from services.engine.sequences.request_table import State
 from tests.checkpoints import LLAMA3_ROPE, YARN_ROPE, write_checkpoint
 from tests.engine.harness import Driven
 from tests.engine.oracle import Reference, prompts_of

@@ -4,12 +4,12 @@ import random
 
 import pytest
 
-from services.decode.scheduler import DecodeScheduler
-from services.engine.batch_state import Phase
-from services.engine.prefix_cache import CacheEvents
-from services.engine.request import Kind
+from services.engine.blocks.prefix_cache import CacheEvents
 from services.engine.runner.simulated import SimulatedRunner
-from services.prefill.scheduler import PrefillScheduler
+from services.engine.schedulers.decode import DecodeScheduler
+from services.engine.schedulers.prefill import PrefillScheduler
+from services.engine.sequences.batch_state import Phase
+from services.engine.sequences.request import Kind
 from tests.engine.harness import Driven, make_engine
 from tests.engine.stepping import run_greedy
 

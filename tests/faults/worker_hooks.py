@@ -16,7 +16,7 @@ _DAY_S = 86_400.0
 def fail_on_poison() -> None:
     """Has the engine fail in the step that computes a poisonous prompt."""
     from services.engine.engine import Engine
-    from services.engine.scheduler import StepPlan
+    from services.engine.schedulers.base import StepPlan
 
     launch = Engine._launch
 
@@ -32,7 +32,7 @@ def fail_on_poison() -> None:
 def hang_on_signal() -> None:
     """Has the engine hang for ever in its first step after FAULT_SIGNAL, while the rest of the process goes on."""
     from services.engine.engine import Engine
-    from services.engine.scheduler import StepPlan
+    from services.engine.schedulers.base import StepPlan
 
     launch, hangs = Engine._launch, threading.Event()
 

@@ -18,9 +18,9 @@ from structlog.testing import capture_logs
 
 from services.gateway.anthropic_api.routes import messages_routes
 from services.gateway.api.caller import Authenticator
-from services.gateway.api.chat_answers import ChatModel
-from services.gateway.api.request_defaults import RequestDefaults
+from services.gateway.api.dialects.chat_answers import ChatModel
 from services.gateway.api.request_runner import make_runners
+from services.gateway.api.requests.request_defaults import RequestDefaults
 from services.gateway.api.served_model import ModelNames
 from services.gateway.grpc_api.server import GrpcServer
 from services.gateway.grpc_api.servicer import InferenceServicer

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from services.config import Pooling
-from services.decode.scheduler import DecodeScheduler
 from services.engine.engine import Engine
 from services.engine.models.architectures import parse_model_config
 from services.engine.models.kv_scales import KvScales
@@ -19,8 +18,9 @@ from services.engine.runner.base import SamplingBatch, StepInput, spare_blocks
 from services.engine.runner.gpu.device import CudaDevice, Device, HostDevice
 from services.engine.runner.gpu.gpu_runner import GpuRunner, StepLimits
 from services.engine.runner.load_plan import kv_layout
+from services.engine.schedulers.decode import DecodeScheduler
+from services.engine.schedulers.prefill import PrefillScheduler
 from services.engine.self_check import SelfCheck
-from services.prefill.scheduler import PrefillScheduler
 from services.protocol.model_files.open import open_model
 from services.protocol.outcomes import FailureCode
 from tests.checkpoints import plant, write_checkpoint

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from services.config import TransportName, WorkerRole
-from services.decode.scheduler import DecodeScheduler
-from services.prefill.scheduler import PrefillScheduler
+from services.engine.schedulers.decode import DecodeScheduler
+from services.engine.schedulers.prefill import PrefillScheduler
 from services.worker.transports import make_transports
 from services.worker.worker import Worker, WorkerParts
 from tests.checkpoints import write_checkpoint

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from services.engine import sampler
 from services.engine.kernels.gpu.sampling import draw, edit_logits, greedy, logprobs
 from services.engine.kernels.torch_operations import TorchOperations
 from services.engine.runner.base import NamedLogprobs
+from services.engine.runner.cpu import sampler
 from services.engine.runner.gpu.sampler import DeviceMasks, DeviceNamed, mark_not_finite, mask_logits, name_alternatives
 from tests.gpu.checks import sampling as checks
 from tests.gpu.checks import sampling_cases as cases

@@ -10,21 +10,21 @@ from kvtransfer.ids import AttemptId, GatewayId, WorkerId
 from kvtransfer.messages import EndReason
 from kvtransfer.producer import Producer
 from kvtransfer.transports.base import ReadEnd
-from services.decode.scheduler import DecodeScheduler
-from services.engine.admission import Admitter
-from services.engine.batch_state import BatchState, Phase
-from services.engine.block_pool import BlockPool
-from services.engine.block_tables import BlockTables
-from services.engine.cache_entries import CacheEntries
+from services.engine.blocks.block_pool import BlockPool
+from services.engine.blocks.prefix_cache import NO_BLOCK, PrefixCache
 from services.engine.engine import Engine
-from services.engine.outputs import EngineOutputs
-from services.engine.prefix_cache import NO_BLOCK, PrefixCache
-from services.engine.request import Kind, Request
-from services.engine.scheduler import StepPlan
-from services.engine.sequences import Sequences
+from services.engine.schedulers.base import StepPlan
+from services.engine.schedulers.decode import DecodeScheduler
+from services.engine.sequences.admission import Admitter
+from services.engine.sequences.batch_state import BatchState, Phase
+from services.engine.sequences.block_tables import BlockTables
+from services.engine.sequences.cache_entries import CacheEntries
+from services.engine.sequences.outputs import EngineOutputs
+from services.engine.sequences.request import Kind, Request
+from services.engine.sequences.sequences import Sequences
 from services.protocol.capsule import Capsule
-from services.worker.core import WorkerCore
-from services.worker.core_inputs import FromGateways
+from services.worker.core.core import WorkerCore
+from services.worker.core.inputs import FromGateways
 from tests.handoff.processes import Parts
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from kvtransfer.ids import AttemptId
 from kvtransfer.transports.base import BlockRead
-from services.engine.batch_state import Phase
-from services.engine.request import Kind
-from services.engine.request_table import State
+from services.engine.sequences.batch_state import Phase
+from services.engine.sequences.request import Kind
+from services.engine.sequences.request_table import State
 from tests.handoff.processes import Violation, WorkerProcess
 
 _COMPUTING, _DECODING, _RECEIVING = int(Phase.PREFILL), int(Phase.DECODE), int(Phase.RECEIVING)

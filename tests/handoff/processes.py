@@ -19,24 +19,24 @@ from kvtransfer.moved import Moved
 from kvtransfer.producer import Producer
 from kvtransfer.progress import ProgressLimits
 from services.config import WorkerRole
-from services.decode.scheduler import DecodeScheduler
-from services.engine.block_pool import BlockPool
+from services.engine.blocks.block_pool import BlockPool
+from services.engine.blocks.prefix_cache import PrefixCache
 from services.engine.engine import Engine
-from services.engine.prefix_cache import PrefixCache
 from services.engine.runner.simulated import SimulatedRunner
-from services.engine.sequences import Sequences
+from services.engine.schedulers.decode import DecodeScheduler
+from services.engine.schedulers.prefill import PrefillScheduler
+from services.engine.sequences.sequences import Sequences
 from services.gateway.api.generation import GenerationRequest
 from services.gateway.dispatch.costs import CostModel
-from services.gateway.dispatch.entry import LedgerEntry
-from services.gateway.dispatch.ledger import Ledger, handles_needed
+from services.gateway.dispatch.ledger.entry import LedgerEntry
+from services.gateway.dispatch.ledger.ledger import Ledger, handles_needed
 from services.gateway.dispatch.router import Candidate, Plan
-from services.prefill.scheduler import PrefillScheduler
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Load
 from services.protocol.messages import Command, Submit
 from services.protocol.outcomes import FinishReason
 from services.protocol.sampling import SamplingParams
-from services.worker.core import WorkerCore
+from services.worker.core.core import WorkerCore
 from tests.engine.harness import reference
 from tests.handoff.wires import GatewayStream
 

@@ -18,8 +18,8 @@ from kvtransfer.transports.base import ReadEnd
 from services.config import WorkerRole
 from services.protocol.frames import Frame
 from services.protocol.messages import Abort, GatewayHello, Submit
-from services.worker.core import WorkerCore
-from services.worker.core_state import CoreOutputs
+from services.worker.core.core import WorkerCore
+from services.worker.core.state import CoreOutputs
 from services.worker.gateway_servicer import engine_request
 from tests.handoff.invariants import check_worker
 from tests.handoff.processes import (

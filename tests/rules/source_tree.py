@@ -72,10 +72,10 @@ def public_methods(node: ast.ClassDef) -> list[str]:
     return [child.name for child in node.body if isinstance(child, Function) and not child.name.startswith("_")]
 
 
-def imports(module: Module) -> set[str]:
-    """Dotted names of what a module imports when it is loaded, not inside functions or for types alone."""
+def imports(module: Module, *, everywhere: bool = False) -> set[str]:
+    """Dotted names of what a module imports when it is loaded; `everywhere`: inside functions and for types too."""
     found: set[str] = set()
-    for node in module.tree.body:
+    for node in ast.walk(module.tree) if everywhere else module.tree.body:
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

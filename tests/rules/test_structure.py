@@ -1,6 +1,7 @@
 """The rules of structure that the code is held to: small functions and classes, no import cycle, a README a folder."""
 
 import ast
+from collections import defaultdict
 from graphlib import CycleError, TopologicalSorter
 
 from tests.rules.source_tree import (
@@ -58,6 +59,28 @@ def test_no_module_imports_itself_through_others():
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         raise AssertionError(f"a cycle: {' -> '.join(error.args[1])}") from error
+
+
+def test_no_folder_has_an_arrow_that_points_up():
+    """Its rooms import each other one way, also inside functions and for types alone: a reader follows these too."""
+    packages = {module.name.rpartition(".")[0] for module in modules("services", "kvtransfer", "loadtest")}
+    assert {package: cycle for package in sorted(packages) if package and (cycle := _cycle_of_rooms(package))} == {}
+
+
+def _cycle_of_rooms(package: str) -> list[str]:
+    """Returns rooms, files or folders of this one, that import each other in a circle; none, if there is no circle."""
+    known = {module.name: module for module in modules(*PACKAGES) if module.name.startswith(f"{package}.")}
+    room = {name: name.removeprefix(f"{package}.").partition(".")[0] for name in known}
+    arrows: dict[str, set[str]] = defaultdict(set)
+    for name, module in known.items():
+        arrows[room[name]] |= {room[other] for other in imports(module, everywhere=True) if other in known} - {
+            room[name]
+        }
+    try:
+        TopologicalSorter(arrows).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
 
 
 def _imported(module: Module, known: dict[str, Module]) -> set[str]:

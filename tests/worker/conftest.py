@@ -11,10 +11,10 @@ from kvtransfer.transports.base import Transport
 from kvtransfer.transports.byte_stream import BlockSource, Dial
 from kvtransfer.transports.memory import MemoryFabric, MemoryTransport
 from services.config import WorkerRole
-from services.decode.scheduler import DecodeScheduler
 from services.engine.runner.base import StepInput
 from services.engine.runner.simulated import SimulatedRunner
-from services.prefill.scheduler import PrefillScheduler
+from services.engine.schedulers.decode import DecodeScheduler
+from services.engine.schedulers.prefill import PrefillScheduler
 from services.tls.files import CertificateFiles
 from services.worker.worker import MakeTransports, Worker, WorkerParts
 from tests.pace import Pace

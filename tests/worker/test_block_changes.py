@@ -5,7 +5,7 @@ import random
 
 from kvtransfer.ids import GatewayId, WorkerId
 from services.config import WorkerRole
-from services.engine.prefix_cache import ROOT_NODE, CacheEvents
+from services.engine.blocks.prefix_cache import ROOT_NODE, CacheEvents
 from services.protocol.block_hash import BlockHash
 from services.protocol.messages import GatewayHello, WorkerHello
 from services.worker.block_changes import BlockChanges

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 
 from kvtransfer.ids import WorkerId
-from services.engine.prefix_cache import ROOT_NODE, CacheEvents
+from services.engine.blocks.prefix_cache import ROOT_NODE, CacheEvents
 from services.prefix_index.memory import MemoryPrefixIndex
 from services.protocol.block_hash import BlockHash, block_hashes, root_hash
 from services.protocol.messages import BlockEvents

@@ -14,17 +14,17 @@ from kvtransfer.ids import AttemptId, GatewayId, StreamId, WorkerId
 from kvtransfer.messages import Announcement, FirstToken, Open, Release, ToConsumer, ToProducer
 from kvtransfer.producer import Producer
 from kvtransfer.transports.base import BlockRead, ReadEnd
-from services.decode.scheduler import DecodeScheduler
 from services.engine.engine import Engine
-from services.engine.request import Kind, Request
 from services.engine.runner.base import StepInput, StepOutput
 from services.engine.runner.simulated import SimulatedRunner
-from services.engine.scheduler import Scheduler
-from services.prefill.scheduler import PrefillScheduler
+from services.engine.schedulers.base import Scheduler
+from services.engine.schedulers.decode import DecodeScheduler
+from services.engine.schedulers.prefill import PrefillScheduler
+from services.engine.sequences.request import Kind, Request
 from services.protocol.capsule import Capsule
 from services.protocol.sampling import SamplingParams
-from services.worker.core import WorkerCore
-from services.worker.core_state import CoreOutputs
+from services.worker.core.core import WorkerCore
+from services.worker.core.state import CoreOutputs
 from services.worker.engine_thread import EngineThread, no_pause
 
 GATEWAY, US, OTHER = GatewayId(7), WorkerId(1), WorkerId(2)

@@ -11,16 +11,16 @@ from kvtransfer.consumer import Consumer
 from kvtransfer.handles import HandleMarks
 from kvtransfer.ids import AttemptId, GatewayId, WorkerId
 from kvtransfer.producer import Producer
-from services.decode.scheduler import DecodeScheduler
-from services.engine.batch_state import Phase
 from services.engine.engine import Engine
-from services.engine.request import Kind, Request
 from services.engine.runner.simulated import SimulatedRunner
+from services.engine.schedulers.decode import DecodeScheduler
+from services.engine.sequences.batch_state import Phase
+from services.engine.sequences.request import Kind, Request
 from services.protocol.capsule import Capsule
 from services.protocol.sampling import SamplingParams
 from services.protocol.wire import pack_worker_message
-from services.worker.core import WorkerCore
-from services.worker.core_state import CoreOutputs
+from services.worker.core.core import WorkerCore
+from services.worker.core.state import CoreOutputs
 from services.worker.engine_thread import EngineThread
 
 BATCH, BLOCK_SIZE, STEPS, VOCAB = 32, 4, 40, 1 << 16

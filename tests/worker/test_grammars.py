@@ -12,7 +12,7 @@ from llguidance import LLMatcher
 
 from kvtransfer.transports.memory import MemoryFabric
 from services.config import WorkerRole
-from services.engine.guidance import Guidance
+from services.engine.sampling.guidance import Guidance
 from services.worker.worker import Worker
 from tests.worker.client import TestGateway
 from tests.worker.conftest import CountingRunner, make_worker, serving
@@ -22,7 +22,7 @@ VOCAB = 262  # bytes, and a few more
 # Each takes some 0.5 s; what is left of 40 is long.
 ENDS_WITH_GRAMMARS = f"""
 from llguidance import LLMatcher
-from services.engine.guidance import Guidance
+from services.engine.sampling.guidance import Guidance
 guidance = Guidance("byte", 262, (261,))
 guidance.grammars.on_compiled = lambda: None
 for count in range({NUM_GRAMMARS}):

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 LOADS = """
 from services.config import LogFormat
-from services.engine.progress import KERNELS, WEIGHTS
+from services.engine.runner.progress import KERNELS, WEIGHTS
 from services.process.logs import configure_logging
 from services.worker.loading import LoadingDisplay
 configure_logging(LogFormat.TEXT)

@@ -24,7 +24,7 @@ from loadtest.processes import free_ports
 from services.config import WorkerRole
 from services.protocol.messages import Abort
 from services.protocol.outcomes import FailureCode
-from services.worker.core import WorkerCore
+from services.worker.core.core import WorkerCore
 from services.worker.worker import Worker
 from tests.engine.harness import reference
 from tests.worker.client import Stream, TestGateway

@@ -6,9 +6,9 @@ import mmap
 import numpy as np
 
 from kvtransfer.block_memory import HostBlocks
-from services.engine.block_pool import BlockPool
-from services.engine.huge_pages import allocate
-from services.engine.prefix_cache import PrefixCache
+from services.engine.blocks.block_pool import BlockPool
+from services.engine.blocks.prefix_cache import PrefixCache
+from services.engine.kernels.cpu.huge_pages import allocate
 from services.worker.pages_ahead import PagesAhead
 from tests.gateway.dispatch_stack import eventually
 

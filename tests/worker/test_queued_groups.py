@@ -10,14 +10,14 @@ from kvtransfer.handles import HandleMarks
 from kvtransfer.ids import AttemptId, GatewayId, StreamId, WorkerId
 from kvtransfer.messages import Announcement, Open, Release
 from kvtransfer.producer import Producer
-from services.decode.scheduler import DecodeScheduler
 from services.engine.engine import Engine
-from services.engine.request import Branch, Kind, Request
-from services.engine.request_table import State
 from services.engine.runner.simulated import SimulatedRunner
+from services.engine.schedulers.decode import DecodeScheduler
+from services.engine.sequences.request import Branch, Kind, Request
+from services.engine.sequences.request_table import State
 from services.protocol.capsule import Capsule
 from services.protocol.sampling import SamplingParams
-from services.worker.core import WorkerCore
+from services.worker.core.core import WorkerCore
 
 GATEWAY, PRODUCER, STREAM = GatewayId(7), WorkerId(5), StreamId(3)
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from kvtransfer.ids import GatewayId, WorkerId
 from services.config import Pooling
-from services.decode.scheduler import DecodeScheduler
 from services.engine.engine import Engine
-from services.engine.request import Kind
 from services.engine.runner.simulated import SimulatedRunner
+from services.engine.schedulers.decode import DecodeScheduler
+from services.engine.sequences.request import Kind
 from services.protocol.capsule import Capsule
 from services.protocol.messages import HandTo, Submit
 from services.protocol.sampling import SamplingParams

@@ -10,8 +10,8 @@ from torch import Tensor
 from kvtransfer.layout import KvLayout
 from services.engine.kernels.base import HostOperations, Paged, PagedTiles
 from services.engine.kernels.cpu.isa import this_isa
+from services.engine.kernels.cpu.openmp import loaded_openmp
 from services.engine.kernels.torch_operations import TorchOperations
-from services.engine.openmp import loaded_openmp
 
 _FUSED_DTYPES = ("bfloat16", "float32")
 

@@ -8,16 +8,16 @@ import torch
 from services.config import DeviceKind
 from services.config.engine import EngineConfig
 from services.engine.kernels.cpu.isa import known_isa
+from services.engine.kernels.cpu.openmp import loaded_openmp
 from services.engine.kernels.load import why_not_fused
 from services.engine.models.architectures import num_parameters
 from services.engine.models.registry import load_weights
-from services.engine.openmp import loaded_openmp
-from services.engine.progress import KERNELS, WEIGHTS, Progress, Untold
 from services.engine.runner.base import Runner
 from services.engine.runner.cpu.cores import CoreLease
 from services.engine.runner.cpu.torch_runner import TorchRunner
 from services.engine.runner.load_plan import LoadPlan, dtype_name, plan_load
 from services.engine.runner.memory import check_fits, kv_budget
+from services.engine.runner.progress import KERNELS, WEIGHTS, Progress, Untold
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,6 @@ import torch
 from kvtransfer.layout import KvLayout, fingerprint
 from services.config import DeviceKind, KvCacheDtype, LoadFormat, Quantization
 from services.config.engine import DEFAULT_GPU_MEMORY_FRACTION, EngineConfig
-from services.engine.model_check import wanted_len
 from services.engine.models.architectures import parse_model_config
 from services.engine.models.dummy import dummy_id
 from services.engine.models.kv_scales import KvScales, read_kv_scales, unit_scales
@@ -19,6 +18,7 @@ from services.engine.models.model_config import DTYPES, ModelConfig
 from services.engine.models.registry import open_tensors, stored_dtype, weight_files
 from services.engine.models.tensor_source import TensorSource
 from services.engine.models.weight_files import weights_id
+from services.engine.runner.model_check import wanted_len
 from services.protocol.model_files.base import ModelError, ModelFiles, naming
 from services.protocol.model_files.info import read_generation_defaults
 from services.protocol.model_files.open import open_model

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import orjson
 from pydantic_core import from_json
 
-from services.gateway.api.choice import ToolCallPart, Update, Usage
+from services.gateway.api.answers.choice import ToolCallPart, Update, Usage
 
 # Clients want thinking to be signed, and send the signature back. It is not checked.
 SIGNATURE = "unsigned"

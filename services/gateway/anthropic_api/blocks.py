@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from services.gateway.anthropic_api.other_blocks import OtherBlock
-from services.gateway.api.strict import Nested
+from services.gateway.api.requests.strict import Nested
 
 MAX_BLOCKS = 2048  # of one message
 

@@ -9,12 +9,12 @@ from services.gateway.anthropic_api.errors import in_words_of_messages, own_name
 from services.gateway.anthropic_api.events import MessageEvents
 from services.gateway.anthropic_api.request import NEUTRAL, CountRequest, MessagesRequest
 from services.gateway.anthropic_api.translation import MessagesChat, chat_fields
-from services.gateway.api.chat import ChatRequest
+from services.gateway.api.answers.updates import Updates
 from services.gateway.api.errors import unsupported
-from services.gateway.api.large_json import takes_long
 from services.gateway.api.request_runner import READING_GRACE_S, Runners
-from services.gateway.api.updates import Updates
-from services.gateway.api.validation import ignored_fields, parse_request, validate_request
+from services.gateway.api.requests.chat import ChatRequest
+from services.gateway.api.requests.large_json import takes_long
+from services.gateway.api.requests.validation import ignored_fields, parse_request, validate_request
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.limits import Limits
 from services.gateway.http.rendered import rendered

@@ -15,7 +15,7 @@ import orjson
 from services.gateway.anthropic_api.request import CountRequest
 from services.gateway.anthropic_api.tools import Tool
 from services.gateway.api.errors import OVERLOADED, TOO_LONG, ApiError
-from services.gateway.api.limits_left import LimitLeft
+from services.gateway.api.records.limits_left import LimitLeft
 
 _TYPES = {
     401: "authentication_error",

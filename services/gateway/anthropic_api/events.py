@@ -15,7 +15,7 @@ from services.gateway.anthropic_api.answer import (
     ending,
     usage_json,
 )
-from services.gateway.api.choice import Update, Usage
+from services.gateway.api.answers.choice import Update, Usage
 
 _DELTAS = {
     Kind.THINKING: ("thinking_delta", "thinking"),

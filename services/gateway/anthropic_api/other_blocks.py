@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from services.gateway.api.strict import Open
+from services.gateway.api.requests.strict import Open
 
 # Of a turn of the user: with them a client tells its vendor's server something, and asks for nothing.
 _NOTES = frozenset({"browser_state", "compaction", "container_upload", "tool_addition", "tool_removal"})

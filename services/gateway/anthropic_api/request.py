@@ -9,13 +9,13 @@ from pydantic import Field
 from services.gateway.anthropic_api.blocks import Blocks, TextBlock, Texts, ThinkingBlock, ToolResultBlock, ToolUseBlock
 from services.gateway.anthropic_api.other_blocks import OtherBlock
 from services.gateway.anthropic_api.tools import Tool, ToolChoice, Tools
-from services.gateway.api.chat import MAX_MESSAGES
 from services.gateway.api.errors import invalid, unsupported
-from services.gateway.api.hints import Hinting
-from services.gateway.api.message_request import ReasoningEffort
-from services.gateway.api.schema import Stops, TokenCount
-from services.gateway.api.strict import Nested
-from services.gateway.api.validation import Neutral
+from services.gateway.api.requests.chat import MAX_MESSAGES
+from services.gateway.api.requests.hints import Hinting
+from services.gateway.api.requests.message_request import ReasoningEffort
+from services.gateway.api.requests.schema import Stops, TokenCount
+from services.gateway.api.requests.strict import Nested
+from services.gateway.api.requests.validation import Neutral
 
 _NOTHING: tuple[object, ...] = ()
 # Fields that Anthropic's API knows and this server does not act on, with the values that ask for nothing.

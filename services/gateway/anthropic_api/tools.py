@@ -7,9 +7,9 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from services.gateway.anthropic_api.blocks import NAME
-from services.gateway.api.hints import Hinting
-from services.gateway.api.strict import Nested, Open
-from services.gateway.api.tools import MAX_TOOLS
+from services.gateway.api.requests.hints import Hinting
+from services.gateway.api.requests.strict import Nested, Open
+from services.gateway.api.requests.tools import MAX_TOOLS
 
 _OWN = "custom"
 

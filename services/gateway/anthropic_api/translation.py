@@ -16,8 +16,8 @@ from services.gateway.anthropic_api.blocks import MAX_BLOCKS, TextBlock, Thinkin
 from services.gateway.anthropic_api.other_blocks import OtherBlock
 from services.gateway.anthropic_api.request import CountRequest, MessagesRequest, Thinking
 from services.gateway.anthropic_api.tools import Tool, ToolChoice
-from services.gateway.api.chat import MAX_MESSAGES, ChatRequest
-from services.gateway.api.chat import Message as ChatMessage
+from services.gateway.api.requests.chat import MAX_MESSAGES, ChatRequest
+from services.gateway.api.requests.chat import Message as ChatMessage
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _ERROR_PREFIX = "Error: "  # chats have no other mark for a tool that failed

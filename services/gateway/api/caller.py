@@ -7,7 +7,7 @@ from typing import Protocol
 
 from services.config import Right
 from services.gateway.api.errors import invalid
-from services.gateway.api.request_record import RequestRecord
+from services.gateway.api.records.request_record import RequestRecord
 
 DEFAULT_TENANT = "default"
 

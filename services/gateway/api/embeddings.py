@@ -9,7 +9,8 @@ import numpy as np
 
 from services.config import Pooling
 from services.gateway.api.caller import Caller
-from services.gateway.api.embedding_inputs import EmbeddingInputs, EmbeddingRequest
+from services.gateway.api.dialects.embedding_inputs import EmbeddingInputs, EmbeddingRequest
+from services.gateway.api.dialects.prompts import Prompt, note_prompts
 from services.gateway.api.errors import from_generation_error, internal_error, invalid, unavailable
 from services.gateway.api.generation import (
     Generation,
@@ -19,13 +20,12 @@ from services.gateway.api.generation import (
     Overloaded,
     Unavailable,
 )
-from services.gateway.api.large_json import takes_long
-from services.gateway.api.prompts import Prompt, note_prompts
-from services.gateway.api.request_record import RequestRecord
+from services.gateway.api.records.request_record import RequestRecord
+from services.gateway.api.requests.large_json import takes_long
+from services.gateway.api.requests.validation import Neutral, parse_request
 from services.gateway.api.served_model import ServedModel
 from services.gateway.api.side_thread import SideThread
 from services.gateway.api.terms import Terms
-from services.gateway.api.validation import Neutral, parse_request
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.capsule import Capsule

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
-from services.gateway.api.attempt_record import AttemptRecords
+from services.gateway.api.records.attempt_record import AttemptRecords
 from services.protocol.capsule import Capsule
 from services.protocol.frames import TokenLogprobs
 from services.protocol.outcomes import FinishReason

@@ -13,32 +13,33 @@ from importlib.metadata import version
 from time import monotonic
 from typing import Generic
 
+from services.gateway.api.answers.choice import Choice, Ending, PromptShown
+from services.gateway.api.answers.pace import pace_of
+from services.gateway.api.answers.parsed_choice import ParsedChoice
+from services.gateway.api.answers.updates import Updates
 from services.gateway.api.caller import Caller
-from services.gateway.api.chat import ChatDialect, ChatRequest
-from services.gateway.api.chat_answers import ChatModel
-from services.gateway.api.chat_batch import BatchChatDialect, BatchChatRequest
-from services.gateway.api.choice import Choice, Ending, PromptShown
-from services.gateway.api.completions import CompletionDialect, CompletionRequest
-from services.gateway.api.dialect import Dialect
+from services.gateway.api.dialects.chat import ChatDialect
+from services.gateway.api.dialects.chat_answers import ChatModel
+from services.gateway.api.dialects.chat_batch import BatchChatDialect, BatchChatRequest
+from services.gateway.api.dialects.completions import CompletionDialect, CompletionRequest
+from services.gateway.api.dialects.dialect import Dialect
+from services.gateway.api.dialects.prompts import Prompt, check_token_ids, note_prompts
 from services.gateway.api.embeddings import EmbeddingRunner
 from services.gateway.api.errors import ApiError, from_generation_error, invalid, unavailable
 from services.gateway.api.generation import GenerationError, GenerationRequest, Generator, Overloaded, Unavailable
+from services.gateway.api.grammars.checks import GrammarChecks
 from services.gateway.api.in_progress import InProgress
-from services.gateway.api.large_json import takes_long
-from services.gateway.api.pace import pace_of
-from services.gateway.api.parsed_choice import ParsedChoice
-from services.gateway.api.prompts import Prompt, check_token_ids, note_prompts
-from services.gateway.api.request_record import RequestRecord
-from services.gateway.api.request_records import RequestRecords
-from services.gateway.api.sampling import bad_word_tokens, for_prompt, resolve_sampling, seed_of_choice
-from services.gateway.api.schema import Request
+from services.gateway.api.records.request_record import RequestRecord
+from services.gateway.api.records.request_records import RequestRecords
+from services.gateway.api.records.tracing import Tracing
+from services.gateway.api.requests.chat import ChatRequest
+from services.gateway.api.requests.large_json import takes_long
+from services.gateway.api.requests.sampling import bad_word_tokens, for_prompt, resolve_sampling, seed_of_choice
+from services.gateway.api.requests.schema import Request
+from services.gateway.api.requests.validation import Neutral, ignored_fields, parse_request
 from services.gateway.api.served_model import ModelNames, ServedModel
 from services.gateway.api.side_thread import SideThread
-from services.gateway.api.structured import GrammarChecks
 from services.gateway.api.terms import Terms
-from services.gateway.api.tracing import Tracing
-from services.gateway.api.updates import Updates
-from services.gateway.api.validation import Neutral, ignored_fields, parse_request
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.side.processes import SideProcesses
 from services.gateway.text.detokenizer import make_detokenizer

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from services.config import WorkerRole
 from services.gateway.api.generation import Overloaded, Refusal
-from services.gateway.dispatch.entry import LedgerEntry
+from services.gateway.dispatch.ledger.entry import LedgerEntry
 from services.gateway.dispatch.router import Figures, Plan, queued_tokens, uncached_tokens
 
 _OVER_SHARE = 0.5  # of the time that others may wait

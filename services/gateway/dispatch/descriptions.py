@@ -1,7 +1,7 @@
 """Ledger entries and workers as plain values, for the people who read `/debug/ledger`."""
 
-from services.gateway.dispatch.entry import LedgerEntry
 from services.gateway.dispatch.fleet import LiveWorker
+from services.gateway.dispatch.ledger.entry import LedgerEntry
 
 
 def describe_entry(entry: LedgerEntry, now: float) -> dict[str, object]:

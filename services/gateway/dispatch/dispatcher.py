@@ -19,9 +19,9 @@ from services.config import WorkerRole
 from services.gateway.api.generation import GenerationRequest, Overloaded, Stopping, Unavailable
 from services.gateway.dispatch.costs import CostModel
 from services.gateway.dispatch.descriptions import describe_entry, describe_worker
-from services.gateway.dispatch.entry import LedgerEntry
 from services.gateway.dispatch.fleet import Fleet, LiveWorker
-from services.gateway.dispatch.ledger import Ledger, LedgerObserver
+from services.gateway.dispatch.ledger.entry import LedgerEntry
+from services.gateway.dispatch.ledger.ledger import Ledger, LedgerObserver
 from services.gateway.dispatch.links import LinkRefused, WorkerLink, of_another_model
 from services.gateway.dispatch.placement import Placement, PlacementObserver
 from services.gateway.dispatch.reader import Reader, Relays

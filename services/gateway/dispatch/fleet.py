@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from kvtransfer.ids import WorkerId
 from services.config import WorkerRole
 from services.gateway.dispatch.isolation import NONE_UNPROVEN, Unproven
+from services.gateway.dispatch.ledger.workload import Workload
 from services.gateway.dispatch.links import WorkerLink
 from services.gateway.dispatch.router import Candidate, Plan
-from services.gateway.dispatch.workload import Workload
 from services.prefix_index.base import PrefixIndex
 from services.prefix_index.memory import depth_of
 from services.protocol.block_hash import BlockHash, block_hashes, root_hash

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kvtransfer.ids import WorkerId
-from services.gateway.dispatch.entry import LedgerEntry
+from services.gateway.dispatch.ledger.entry import LedgerEntry
 from services.gateway.dispatch.router import Candidate
 
 ASK_AGAIN_S = 0.05

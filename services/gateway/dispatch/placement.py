@@ -6,15 +6,15 @@ from typing import Protocol
 
 import structlog
 
-from services.gateway.api.attempt_record import AttemptRecord
 from services.gateway.api.generation import Overloaded, TooLarge
+from services.gateway.api.records.attempt_record import AttemptRecord
 from services.gateway.dispatch.admission import check_admission, expected_ttft_s
 from services.gateway.dispatch.costs import CostModel
 from services.gateway.dispatch.decision import Decision
-from services.gateway.dispatch.entry import LedgerEntry
 from services.gateway.dispatch.fleet import Fleet
 from services.gateway.dispatch.isolation import ASK_AGAIN_S, NONE_UNPROVEN, Isolation, count_unproven
-from services.gateway.dispatch.ledger import Ledger, handles_needed
+from services.gateway.dispatch.ledger.entry import LedgerEntry
+from services.gateway.dispatch.ledger.ledger import Ledger, handles_needed
 from services.gateway.dispatch.retry_budget import RetryBudget
 from services.gateway.dispatch.router import Candidate, Demand, NoPlan, Plan, Policy, fits, make_plan, runs_alone
 from services.gateway.dispatch.sessions import Sessions

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import copy_context
 
 from services.gateway.api.generation import Delta, Sink, never
-from services.gateway.dispatch.entry import LedgerEntry
+from services.gateway.dispatch.ledger.entry import LedgerEntry
 from services.gateway.dispatch.router import NoPlan
 
 

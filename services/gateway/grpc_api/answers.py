@@ -1,7 +1,7 @@
 """Makes the messages of answers."""
 
 from protos import inference_pb2
-from services.gateway.api.choice import ToolCallPart, Update, Usage
+from services.gateway.api.answers.choice import ToolCallPart, Update, Usage
 from services.gateway.api.embeddings import EmbeddingAnswer
 from services.protocol.frames import TokenLogprobs
 

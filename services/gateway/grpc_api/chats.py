@@ -9,8 +9,8 @@ from google.protobuf.message import Message
 
 from protos import inference_pb2
 from services.gateway.api.errors import ApiError, invalid
-from services.gateway.api.tools import CHOICES
-from services.gateway.api.validation import read_value
+from services.gateway.api.requests.tools import CHOICES
+from services.gateway.api.requests.validation import read_value
 
 # Fields that have their OpenAI name and are absent where the client did not set them.
 _OPTIONAL = ("add_generation_prompt", "parallel_tool_calls", "thinking_token_budget", "include_reasoning")

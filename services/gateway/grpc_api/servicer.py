@@ -12,16 +12,16 @@ import structlog
 from protos import inference_pb2, inference_pb2_grpc
 from services.config import Right
 from services.gateway.api.caller import ANYBODY, Authenticator, Caller
-from services.gateway.api.embedding_inputs import EmbeddingRequest
+from services.gateway.api.dialects.embedding_inputs import EmbeddingRequest
 from services.gateway.api.errors import ApiError, from_generation_error, internal_error
 from services.gateway.api.generation import Expired
-from services.gateway.api.limits_left import limit_headers
-from services.gateway.api.request_phases import server_timing
-from services.gateway.api.request_record import IGNORED_FIELDS, TOOLS, RequestRecord, sane_or_new_id
+from services.gateway.api.records.limits_left import limit_headers
+from services.gateway.api.records.request_phases import server_timing
+from services.gateway.api.records.request_record import IGNORED_FIELDS, TOOLS, RequestRecord, sane_or_new_id
 from services.gateway.api.request_runner import READING_GRACE_S, RequestRunner, Runners
-from services.gateway.api.schema import Request
+from services.gateway.api.requests.schema import Request
+from services.gateway.api.requests.validation import Neutral, ignored_fields, unknown_field, validate_request
 from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
-from services.gateway.api.validation import Neutral, ignored_fields, unknown_field, validate_request
 from services.gateway.grpc_api.answers import embed_response, response_of
 from services.gateway.grpc_api.authentication import CODES, Header, header_of
 from services.gateway.grpc_api.names import grpc_message, own_name, unknown_fields

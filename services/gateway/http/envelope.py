@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from services.gateway.api.errors import ApiError
-from services.gateway.api.limits_left import LimitLeft, limit_headers
+from services.gateway.api.records.limits_left import LimitLeft, limit_headers
 
 
 class Envelope(Protocol):

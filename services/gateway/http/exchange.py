@@ -15,8 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from services.gateway.api.caller import ANYBODY, Caller
 from services.gateway.api.errors import ApiError, invalid
-from services.gateway.api.request_phases import server_timing
-from services.gateway.api.request_record import IGNORED_FIELDS, TOOLS, RequestRecord, sane_or_new_id
+from services.gateway.api.records.request_phases import server_timing
+from services.gateway.api.records.request_record import IGNORED_FIELDS, TOOLS, RequestRecord, sane_or_new_id
 from services.gateway.http.cut_short import cut_short
 from services.gateway.http.envelope import Envelope, OpenAIEnvelope
 from services.gateway.http.http_protocol import REQUEST_BODY, STREAM_WRITER, RequestBody, StreamWriter

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.gateway.api.caller import Caller
-from services.gateway.api.request_defaults import RequestDefaults
+from services.gateway.api.requests.request_defaults import RequestDefaults
 from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
 
 _NO_DEFAULTS = RequestDefaults()

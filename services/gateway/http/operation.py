@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from services.gateway.api.strict import Strict
-from services.gateway.api.validation import Neutral
+from services.gateway.api.requests.strict import Strict
+from services.gateway.api.requests.validation import Neutral
 
 JSON = "application/json"
 BINARY = "application/octet-stream"

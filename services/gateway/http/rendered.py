@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import RootModel
 
-from services.gateway.api.schema import CommonRequest
+from services.gateway.api.requests.schema import CommonRequest
 from services.gateway.http.operation import Described
 from services.protocol.capsule import Capsule
 

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
-from services.gateway.api.choice import Update
-from services.gateway.api.updates import Updates
+from services.gateway.api.answers.choice import Update
+from services.gateway.api.answers.updates import Updates
 from services.gateway.http.http_protocol import StreamWriter
 
 _UPDATES_AT_ONCE = 64  # take a millisecond

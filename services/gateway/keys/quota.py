@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from services.gateway.api.errors import ApiError
 from services.gateway.api.generation import GenerationError, Refusal
-from services.gateway.api.limits_left import LimitLeft
-from services.gateway.api.request_record import RequestRecord
+from services.gateway.api.records.limits_left import LimitLeft
+from services.gateway.api.records.request_record import RequestRecord
 from services.gateway.keys.entry import RateLimits
 from services.gateway.keys.rates import WINDOW_S, part_of, remaining, unfill
 

@@ -7,9 +7,9 @@ from typing import Any, Protocol, TypeVar
 
 import orjson
 
-from services.gateway.api.choice import Update, Usage
-from services.gateway.api.schema import CommonRequest
-from services.gateway.api.validation import Neutral
+from services.gateway.api.answers.choice import Update, Usage
+from services.gateway.api.requests.schema import CommonRequest
+from services.gateway.api.requests.validation import Neutral
 
 DONE = b"data: [DONE]\n\n"
 

@@ -9,10 +9,10 @@ from starlette.types import ASGIApp
 
 from services.config import Right
 from services.gateway.api.caller import Authenticator
-from services.gateway.api.embedding_inputs import EmbeddingRequest, PoolingRequest
+from services.gateway.api.dialects.embedding_inputs import EmbeddingRequest, PoolingRequest
 from services.gateway.api.generation import Generator
-from services.gateway.api.limits_left import LIMIT_HEADERS
-from services.gateway.api.request_record import IGNORED_FIELDS, TOOLS
+from services.gateway.api.records.limits_left import LIMIT_HEADERS
+from services.gateway.api.records.request_record import IGNORED_FIELDS, TOOLS
 from services.gateway.api.request_runner import READING_GRACE_S, Runners
 from services.gateway.http.application import Application, Gate
 from services.gateway.http.limits import Limits

@@ -6,8 +6,8 @@ from typing import Any
 
 import orjson
 
-from services.gateway.api.chat import ChatRequest
-from services.gateway.api.choice import ToolCallPart, Update, Usage
+from services.gateway.api.answers.choice import ToolCallPart, Update, Usage
+from services.gateway.api.requests.chat import ChatRequest
 from services.gateway.openai.answer import AnswerHead, ChunkTemplate, PromptIds, json_array
 from services.gateway.openai.logprobs import LogprobEntries
 from services.gateway.openai.neutral import CHAT_NEUTRAL

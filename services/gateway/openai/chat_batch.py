@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from services.gateway.api.chat_batch import BatchChatRequest
-from services.gateway.api.choice import Update, Usage
+from services.gateway.api.answers.choice import Update, Usage
+from services.gateway.api.dialects.chat_batch import BatchChatRequest
 from services.gateway.openai.answer import AnswerHead
 from services.gateway.openai.chat import ChatAnswer
 from services.gateway.openai.neutral import CHAT_NEUTRAL

@@ -6,8 +6,8 @@ from typing import Any
 
 import orjson
 
-from services.gateway.api.choice import Update, Usage
-from services.gateway.api.completions import CompletionRequest
+from services.gateway.api.answers.choice import Update, Usage
+from services.gateway.api.dialects.completions import CompletionRequest
 from services.gateway.openai.answer import LOWEST_LOGPROB, AnswerHead, ChunkTemplate, PromptIds, json_array
 from services.gateway.openai.neutral import COMPLETIONS_NEUTRAL
 from services.gateway.openai.token_names import TokenNames

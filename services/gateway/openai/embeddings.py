@@ -10,11 +10,11 @@ from itertools import accumulate
 import numpy as np
 import orjson
 
-from services.gateway.api.embedding_inputs import EmbeddingRequest
+from services.gateway.api.dialects.embedding_inputs import EmbeddingRequest
 from services.gateway.api.embeddings import EmbeddingAnswer, EmbeddingRunner
-from services.gateway.api.request_records import RequestRecords
+from services.gateway.api.records.request_records import RequestRecords
 from services.gateway.api.request_runner import READING_GRACE_S
-from services.gateway.api.validation import ignored_fields
+from services.gateway.api.requests.validation import ignored_fields
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.limits import Limits
 from services.gateway.http.operation import BINARY

@@ -3,13 +3,13 @@
 import time
 from typing import Generic
 
-from services.gateway.api.choice import Update, Usage, joined
-from services.gateway.api.request_records import RequestRecords
+from services.gateway.api.answers.choice import Update, Usage, joined
+from services.gateway.api.answers.updates import Updates
+from services.gateway.api.records.request_records import RequestRecords
 from services.gateway.api.request_runner import READING_GRACE_S, RequestRunner
-from services.gateway.api.schema import CommonRequest, Request
+from services.gateway.api.requests.schema import CommonRequest, Request
 from services.gateway.api.side_thread import SideThread
 from services.gateway.api.terms import Terms
-from services.gateway.api.updates import Updates
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.limits import Limits
 from services.gateway.http.streams import EventSink, collected

@@ -9,15 +9,15 @@ import orjson
 from pydantic import BeforeValidator, Field, SkipValidation, create_model
 from pydantic_core import PydanticCustomError
 
-from services.gateway.api.choice import Update, Usage
-from services.gateway.api.completions import CompletionRequest
+from services.gateway.api.answers.choice import Update, Usage
+from services.gateway.api.dialects.completions import CompletionRequest
 from services.gateway.api.errors import ApiError
-from services.gateway.api.large_json import takes_long
-from services.gateway.api.request_records import RequestRecords
+from services.gateway.api.records.request_records import RequestRecords
 from services.gateway.api.request_runner import RequestRunner, Runners
-from services.gateway.api.schema import Label, Priority, StreamOptions, TokenId
-from services.gateway.api.strict import Nested, Open
-from services.gateway.api.validation import Neutral, ignored_fields, parse_request, validate_request
+from services.gateway.api.requests.large_json import takes_long
+from services.gateway.api.requests.schema import Label, Priority, StreamOptions, TokenId
+from services.gateway.api.requests.strict import Nested, Open
+from services.gateway.api.requests.validation import Neutral, ignored_fields, parse_request, validate_request
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.limits import Limits
 from services.gateway.openai.answer import AnswerHead

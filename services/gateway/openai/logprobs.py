@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from services.gateway.api.choice import Update
+from services.gateway.api.answers.choice import Update
 from services.gateway.openai.answer import LOWEST_LOGPROB
 from services.gateway.openai.token_names import TokenNames
 from services.gateway.text.tokenizer import Tokenizer

@@ -3,7 +3,7 @@
 Those that are hints, see `hints`, may have any other value too, which is named; the rest are demands, and refused.
 """
 
-from services.gateway.api.validation import Neutral
+from services.gateway.api.requests.validation import Neutral
 
 _NOTHING: tuple[object, ...] = ()
 

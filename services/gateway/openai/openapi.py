@@ -10,11 +10,11 @@ from importlib.metadata import version
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from services.gateway.api.hints import HINTS
-from services.gateway.api.request_record import IGNORED_FIELDS, TOOLS
-from services.gateway.api.strict import Strict
+from services.gateway.api.records.request_record import IGNORED_FIELDS, TOOLS
+from services.gateway.api.requests.hints import HINTS
+from services.gateway.api.requests.strict import Strict
+from services.gateway.api.requests.validation import INTERNAL_FIELDS, Neutral
 from services.gateway.api.terms import TTFT_SLO_HEADER
-from services.gateway.api.validation import INTERNAL_FIELDS, Neutral
 from services.gateway.http.operation import BINARY, JSON, DescribedRoute, ErrorAnswer, Operation, Schema
 from services.gateway.openai.examples import BODIES, NAMES, TAG_WORDS, tag_of
 

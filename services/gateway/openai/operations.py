@@ -1,9 +1,9 @@
 """The operation of each route of the OpenAI API. /openapi.json is made of these."""
 
-from services.gateway.api.chat import ChatRequest
-from services.gateway.api.chat_batch import BatchChatRequest
-from services.gateway.api.completions import CompletionRequest
-from services.gateway.api.embedding_inputs import EmbeddingRequest, PoolingRequest
+from services.gateway.api.dialects.chat_batch import BatchChatRequest
+from services.gateway.api.dialects.completions import CompletionRequest
+from services.gateway.api.dialects.embedding_inputs import EmbeddingRequest, PoolingRequest
+from services.gateway.api.requests.chat import ChatRequest
 from services.gateway.http.operation import GENERATING, READING, TOKENIZING, Operation, Schema
 from services.gateway.http.rendered import Rendered, RenderedList
 from services.gateway.openai.answers import (

@@ -11,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from services.gateway.api.errors import ApiError, unavailable
 from services.gateway.api.generation import Generator
-from services.gateway.api.request_records import KEPT, RequestRecords
+from services.gateway.api.records.request_records import KEPT, RequestRecords
 from services.gateway.api.served_model import ServedModel
 from services.gateway.http.exchange import Exchange
 from services.gateway.metrics import GatewayMetrics

@@ -8,8 +8,8 @@ from typing import Generic
 import orjson
 
 from services.gateway.api.request_runner import RequestRunner
-from services.gateway.api.schema import Request
-from services.gateway.api.validation import Neutral
+from services.gateway.api.requests.schema import Request
+from services.gateway.api.requests.validation import Neutral
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.limits import Limits
 from services.gateway.http.rendered import rendered

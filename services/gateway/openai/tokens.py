@@ -7,15 +7,21 @@ from typing import Annotated, Any
 import orjson
 from pydantic import Field
 
-from services.gateway.api.chat import ChatRequest
-from services.gateway.api.completions import CompletionRequest
+from services.gateway.api.dialects.completions import CompletionRequest
+from services.gateway.api.dialects.prompts import Prompt
 from services.gateway.api.errors import invalid
-from services.gateway.api.large_json import takes_long
-from services.gateway.api.prompts import Prompt
 from services.gateway.api.request_runner import RequestRunner, Runners
-from services.gateway.api.schema import Request, TokenId
-from services.gateway.api.strict import Open
-from services.gateway.api.validation import check_object, ignored_fields, not_json, read_value, validate_request
+from services.gateway.api.requests.chat import ChatRequest
+from services.gateway.api.requests.large_json import takes_long
+from services.gateway.api.requests.schema import Request, TokenId
+from services.gateway.api.requests.strict import Open
+from services.gateway.api.requests.validation import (
+    check_object,
+    ignored_fields,
+    not_json,
+    read_value,
+    validate_request,
+)
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.limits import Limits
 from services.gateway.openai.neutral import CHAT_NEUTRAL, COMPLETIONS_NEUTRAL

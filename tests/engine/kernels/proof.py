@@ -13,8 +13,8 @@ from services.config import DeviceKind, Dtype
 from services.config.engine import EngineConfig
 from services.engine.runner.base import Runner, SamplingBatch, StepOutput
 from services.engine.runner.cpu import torch_runner
+from services.engine.runner.cpu.sampler import Mask, sample
 from services.engine.runner.load import load_runner
-from services.engine.sampler import Mask, sample
 from tests.engine.kernels.machine_code import assembly_of, name_of
 from tests.engine.stepping import Row, step
 

@@ -8,7 +8,7 @@ import pytest
 
 from services.gateway.anthropic_api.answer import Head, as_input, content_of, ending, usage_json
 from services.gateway.anthropic_api.events import MessageEvents
-from services.gateway.api.choice import ToolCallPart, Update, Usage
+from services.gateway.api.answers.choice import ToolCallPart, Update, Usage
 
 USAGE = Usage(prompt_tokens=10, completion_tokens=7, cached_tokens=4)
 

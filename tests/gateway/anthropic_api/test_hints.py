@@ -8,7 +8,7 @@ import httpx2
 import pytest
 import pytest_asyncio
 
-from services.gateway.api.hints import reason_of
+from services.gateway.api.requests.hints import reason_of
 from services.protocol.capsule import Capsule
 from tests.gateway.running_api import Api, running_api
 

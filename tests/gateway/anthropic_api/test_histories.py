@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from services.gateway.anthropic_api.request import NEUTRAL, MessagesRequest
 from services.gateway.anthropic_api.translation import MessagesChat, chat_fields
-from services.gateway.api.validation import validate_request
+from services.gateway.api.requests.validation import validate_request
 from tests.gateway.anthropic_api.test_tools import TEMPLATE
 from tests.gateway.running_api import Api, running_api
 

@@ -8,7 +8,7 @@ import pytest
 from services.gateway.anthropic_api.errors import own_name
 from services.gateway.anthropic_api.request import NEUTRAL, MessagesRequest
 from services.gateway.anthropic_api.translation import chat_fields
-from services.gateway.api.validation import parse_request
+from services.gateway.api.requests.validation import parse_request
 
 
 def request(**fields: Any) -> MessagesRequest:

@@ -6,10 +6,11 @@ import llguidance
 import pytest
 from tokenizers import AddedToken
 
-from services.gateway.api.answer_grammar import ReasoningFirst, WantedAnswer, answer_grammar
 from services.gateway.api.errors import ApiError
-from services.gateway.api.structured import StructuredOutputs, grammar_of
-from services.gateway.api.tools import FunctionTool, NamedChoice, Tool, ToolChoice
+from services.gateway.api.grammars.answer_grammar import ReasoningFirst, WantedAnswer, answer_grammar
+from services.gateway.api.grammars.structured_output import grammar_of
+from services.gateway.api.requests.structured import StructuredOutputs
+from services.gateway.api.requests.tools import FunctionTool, NamedChoice, Tool, ToolChoice
 from services.gateway.text.responses.formats import REASONING_FORMS, TOOL_FORMS
 from services.gateway.text.responses.template import Part, load_template
 from services.gateway.text.tokenizer import Tokenizer

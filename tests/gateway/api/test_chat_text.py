@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from services.gateway.api.chat import ChatDialect, ChatRequest
-from services.gateway.api.chat_answers import ChatModel
+from services.gateway.api.dialects.chat import ChatDialect
+from services.gateway.api.dialects.chat_answers import ChatModel
 from services.gateway.api.errors import ApiError
+from services.gateway.api.requests.chat import ChatRequest
 from services.gateway.api.side_thread import SideThread
 from services.gateway.text.chat_template import ChatTemplate
 from services.gateway.text.responses.forms import find_forms

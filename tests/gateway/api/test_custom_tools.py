@@ -7,10 +7,10 @@ from contextlib import suppress
 
 import pytest
 
-from services.gateway.api.answer_grammar import answer_grammar
 from services.gateway.api.errors import ApiError
-from services.gateway.api.quoted_grammar import quoted_lark, quoted_regex
-from services.gateway.api.tools import CustomTool
+from services.gateway.api.grammars.answer_grammar import answer_grammar
+from services.gateway.api.grammars.quoted_grammar import quoted_lark, quoted_regex
+from services.gateway.api.requests.tools import CustomTool
 from services.gateway.text.responses.input_text import InputText
 from tests.gateway.api.test_answer_grammar import PLAIN, accepts, tagged, wanted
 

@@ -7,7 +7,7 @@ import orjson
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from services.gateway.api.gbnf import RULE_OF_GBNF, GbnfError, gbnf_to_lark
+from services.gateway.api.grammars.gbnf import RULE_OF_GBNF, GbnfError, gbnf_to_lark
 
 BYTES = LLTokenizer("byte", n_vocab=262, eos_token=261)
 NUM_GRAMMARS = 150

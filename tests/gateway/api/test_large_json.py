@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from services.gateway.api.errors import ApiError
-from services.gateway.api.large_json import MAX_NUMBERS, MAX_VALUES, JsonError, read_large, takes_long
+from services.gateway.api.requests.large_json import MAX_NUMBERS, MAX_VALUES, JsonError, read_large, takes_long
 
 
 def outcome(read: Any, body: bytes) -> str:

@@ -5,7 +5,7 @@ import pytest
 from llguidance import LLMatcher
 from tokenizers import Tokenizer as Backend
 
-from services.gateway.api.marks import after
+from services.gateway.api.grammars.marks import after
 from services.gateway.text.tokenizer import Tokenizer
 from services.launcher import demo_model, random_model
 from services.protocol.model_files.open import open_model

@@ -2,10 +2,10 @@
 
 import pytest
 
-from services.gateway.api.choice import Ending, Update
+from services.gateway.api.answers.choice import Ending, Update
+from services.gateway.api.answers.parsed_choice import ParsedChoice
+from services.gateway.api.answers.reading import Reading
 from services.gateway.api.generation import Delta
-from services.gateway.api.parsed_choice import ParsedChoice
-from services.gateway.api.reading import Reading
 from services.gateway.text.detokenizer import make_detokenizer
 from services.gateway.text.responses.answer import AnswerText
 from services.gateway.text.responses.formats import REASONING_FORMS, START_ANCHORS, TOOL_FORMS

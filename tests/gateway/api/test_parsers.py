@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.gateway.api.chat import ChatRequest
-from services.gateway.api.completions import CompletionRequest
+from services.gateway.api.dialects.completions import CompletionRequest
 from services.gateway.api.errors import ApiError
-from services.gateway.api.schema import CommonRequest
-from services.gateway.api.structured import grammar_of
-from services.gateway.api.validation import parse_request, validate_request
+from services.gateway.api.grammars.structured_output import grammar_of
+from services.gateway.api.requests.chat import ChatRequest
+from services.gateway.api.requests.schema import CommonRequest
+from services.gateway.api.requests.validation import parse_request, validate_request
 from services.gateway.openai.neutral import CHAT_NEUTRAL, COMPLETIONS_NEUTRAL
 
 KINDS: list[tuple[type[CommonRequest], Any]] = [(ChatRequest, CHAT_NEUTRAL), (CompletionRequest, COMPLETIONS_NEUTRAL)]

@@ -6,10 +6,12 @@ import llguidance
 import pytest
 from pydantic import ValidationError
 
-from services.gateway.api.chat import ChatRequest
 from services.gateway.api.errors import ApiError
-from services.gateway.api.structured import GrammarChecks, ResponseFormat, StructuredOutputs, grammar_of
-from services.gateway.api.validation import validate_request
+from services.gateway.api.grammars.checks import GrammarChecks
+from services.gateway.api.grammars.structured_output import grammar_of
+from services.gateway.api.requests.chat import ChatRequest
+from services.gateway.api.requests.structured import ResponseFormat, StructuredOutputs
+from services.gateway.api.requests.validation import validate_request
 from services.gateway.text.tokenizer import Tokenizer
 from tests.gateway.running_processes import running_processes
 from tests.gateway.tokenizer_files import byte_level

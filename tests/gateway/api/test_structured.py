@@ -11,8 +11,10 @@ import pytest
 from pydantic import ValidationError
 
 from services.gateway.api.errors import ApiError
-from services.gateway.api.json_schema import close_objects
-from services.gateway.api.structured import GrammarChecks, ResponseFormat, StructuredOutputs, grammar_of
+from services.gateway.api.grammars.checks import GrammarChecks
+from services.gateway.api.grammars.json_schema import close_objects
+from services.gateway.api.grammars.structured_output import grammar_of
+from services.gateway.api.requests.structured import ResponseFormat, StructuredOutputs
 from services.gateway.side.processes import SideProcesses
 from services.gateway.text.tokenizer import Tokenizer
 from tests.gateway.running_processes import busy_ones, running_processes

@@ -7,8 +7,8 @@ import jsonschema  # type: ignore[import-untyped]
 import orjson
 import pytest
 
-from services.gateway.api.answer_grammar import answer_grammar
 from services.gateway.api.errors import ApiError
+from services.gateway.api.grammars.answer_grammar import answer_grammar
 from services.gateway.text.responses.answer import AnswerText
 from services.gateway.text.responses.formats import TOOL_FORMS
 from services.gateway.text.responses.parser import ParserTables

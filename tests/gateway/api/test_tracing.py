@@ -12,9 +12,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from kvtransfer.moved import Moved
 from services.config import WorkerRole
-from services.gateway.api.attempt_record import AttemptRecord, AttemptRecords, AtWorker, Ended
-from services.gateway.api.request_record import RequestRecord
-from services.gateway.api.tracing import TracingError, tracing_from
+from services.gateway.api.records.attempt_record import AttemptRecord, AttemptRecords, AtWorker, Ended
+from services.gateway.api.records.request_record import RequestRecord
+from services.gateway.api.records.tracing import TracingError, tracing_from
 
 TRACE, CLIENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 

@@ -12,8 +12,8 @@ from services.config import HandoffMode, WorkerRole
 from services.gateway.api.generation import GenerationRequest, Overloaded, Refusal
 from services.gateway.dispatch.admission import check_admission, expected_ttft_s
 from services.gateway.dispatch.costs import CostModel
-from services.gateway.dispatch.entry import LedgerEntry
-from services.gateway.dispatch.ledger import Ledger
+from services.gateway.dispatch.ledger.entry import LedgerEntry
+from services.gateway.dispatch.ledger.ledger import Ledger
 from services.gateway.dispatch.router import Candidate, Figures, Line, Plan
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Load

@@ -7,7 +7,7 @@ from typing import Any
 from kvtransfer.messages import EndReason
 from kvtransfer.moved import Moved
 from services.config import HandoffMode, WorkerRole
-from services.gateway.api.attempt_record import MAX_KEPT, AttemptRecord
+from services.gateway.api.records.attempt_record import MAX_KEPT, AttemptRecord
 from services.protocol.frames import Failure, Load, Timing
 from services.protocol.outcomes import FailureCode
 from tests.gateway.dispatch_stack import (

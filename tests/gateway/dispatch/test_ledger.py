@@ -15,8 +15,8 @@ from kvtransfer.moved import Moved
 from services.config import WorkerRole
 from services.gateway.api.generation import Delta, Expired, Failed, GenerationRequest, TooLarge, Unavailable
 from services.gateway.dispatch.costs import CostModel
-from services.gateway.dispatch.entry import LedgerEntry
-from services.gateway.dispatch.ledger import Ledger
+from services.gateway.dispatch.ledger.entry import LedgerEntry
+from services.gateway.dispatch.ledger.ledger import Ledger
 from services.gateway.dispatch.retries import MAX_ATTEMPTS, MAX_DEATHS
 from services.gateway.dispatch.router import Candidate, Plan
 from services.protocol.capsule import Capsule

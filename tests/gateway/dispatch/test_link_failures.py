@@ -140,10 +140,10 @@ async def test_a_defect_in_handling_one_workers_messages_is_its_links_alone(
 # Of a worker's coming and going, each with what of its arguments names the worker.
 STEPS: dict[str, Callable[..., int]] = {
     "services.gateway.dispatch.fleet.Fleet.cut_off_from": lambda live: live.id,
-    "services.gateway.dispatch.ledger.Ledger.on_return": lambda worker: worker,
+    "services.gateway.dispatch.ledger.ledger.Ledger.on_return": lambda worker: worker,
     "tests.gateway.dispatch_stack.Counts.worker_up": lambda _, hello: hello.worker_id,
     "services.gateway.dispatch.fleet.Fleet.max_model_len": lambda: DECODE,
-    "services.gateway.dispatch.ledger.Ledger.on_lost": lambda worker: worker,
+    "services.gateway.dispatch.ledger.ledger.Ledger.on_lost": lambda worker: worker,
     "tests.gateway.dispatch_stack.Counts.worker_gone": lambda *_: DECODE,
 }
 

@@ -17,12 +17,13 @@ from structlog.testing import capture_logs
 
 from protos import inference_pb2, inference_pb2_grpc
 from services.config import Pooling
-from services.gateway.api.chat_answers import ChatModel
+from services.gateway.api.dialects.chat_answers import ChatModel
 from services.gateway.api.generation import Delta, Expired, Failed, Overloaded, TooLarge, Unavailable, Unsupported
+from services.gateway.api.grammars.structured_output import grammar_of
 from services.gateway.api.request_runner import make_runners
+from services.gateway.api.requests.structured import StructuredOutputs
 from services.gateway.api.served_model import ModelNames
 from services.gateway.api.side_thread import SideThread
-from services.gateway.api.structured import StructuredOutputs, grammar_of
 from services.gateway.grpc_api.server import GrpcServer
 from services.gateway.grpc_api.servicer import InferenceServicer
 from services.gateway.listening import ListenError

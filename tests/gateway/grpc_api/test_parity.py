@@ -7,12 +7,12 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message as Protobuf
 
 from protos import inference_pb2
-from services.gateway.api.chat import ChatRequest, Message
-from services.gateway.api.completions import CompletionRequest
-from services.gateway.api.earlier_calls import CalledFunction, EarlierCall
-from services.gateway.api.embedding_inputs import EmbeddingRequest
-from services.gateway.api.structured import StructuredOutputs
-from services.gateway.api.tools import Function, FunctionTool
+from services.gateway.api.dialects.completions import CompletionRequest
+from services.gateway.api.dialects.embedding_inputs import EmbeddingRequest
+from services.gateway.api.requests.chat import ChatRequest, Message
+from services.gateway.api.requests.earlier_calls import CalledFunction, EarlierCall
+from services.gateway.api.requests.structured import StructuredOutputs
+from services.gateway.api.requests.tools import Function, FunctionTool
 from services.gateway.grpc_api.requests import embedding_fields, other_fields, prompt_fields
 from tests.test_docs import ROOT, rows
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.gateway.api.errors import ApiError
-from services.gateway.api.limits_left import duration
-from services.gateway.api.request_record import RequestRecord
+from services.gateway.api.records.limits_left import duration
+from services.gateway.api.records.request_record import RequestRecord
 from services.gateway.keys.local_quotas import LocalQuotas
 from services.gateway.keys.quota import KeyQuota
 from services.gateway.keys.rates import fill, remaining

@@ -9,7 +9,7 @@ import pytest_asyncio
 from openai import AsyncOpenAI
 
 from services.gateway.api.generation import Delta
-from services.gateway.api.sampling import seed_of_choice
+from services.gateway.api.requests.sampling import seed_of_choice
 from services.protocol.frames import TokenLogprobs
 from services.protocol.outcomes import FinishReason
 from tests.gateway.running_api import Api, events, running_api

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from services.config import Pooling
-from services.gateway.api.embedding_inputs import MAX_INPUTS, EmbeddingRequest
+from services.gateway.api.dialects.embedding_inputs import MAX_INPUTS, EmbeddingRequest
 from services.gateway.api.generation import Delta, Expired, Overloaded
 from services.gateway.openai.embeddings import vector_bytes
 from services.gateway.openai.neutral import EMBEDDINGS_NEUTRAL

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from services.gateway.api.forms import wrong
+from services.gateway.api.grammars.forms import wrong
 from tests.gateway.running_api import Api, running_api
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from services.gateway.api.request_record import IGNORED_FIELDS
+from services.gateway.api.records.request_record import IGNORED_FIELDS
 from services.protocol.frames import TokenLogprobs
 from services.protocol.outcomes import FinishReason
 from tests.gateway.openai.test_tools import CALLED, CALLS, CLOCK, TEMPLATE, WEATHER

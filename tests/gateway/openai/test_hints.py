@@ -11,10 +11,10 @@ import pytest_asyncio
 
 from services.gateway.anthropic_api.request import NEUTRAL as MESSAGES_NEUTRAL
 from services.gateway.anthropic_api.request import MessagesRequest
-from services.gateway.api.chat import ChatRequest
-from services.gateway.api.completions import CompletionRequest
-from services.gateway.api.hints import HINTS, Hinting, reason_of
-from services.gateway.api.request_record import IGNORED_FIELDS
+from services.gateway.api.dialects.completions import CompletionRequest
+from services.gateway.api.records.request_record import IGNORED_FIELDS
+from services.gateway.api.requests.chat import ChatRequest
+from services.gateway.api.requests.hints import HINTS, Hinting, reason_of
 from services.gateway.openai.neutral import CHAT_NEUTRAL, COMPLETIONS_NEUTRAL, RESPONSES_NEUTRAL
 from services.gateway.openai.responses.request import ResponsesRequest
 from tests.gateway.running_api import MODEL, Api, running_api

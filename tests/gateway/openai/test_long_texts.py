@@ -9,9 +9,10 @@ import pytest
 import pytest_asyncio
 
 from services.config import Right
+from services.gateway.api.dialects.prompts import tokens_of_text
 from services.gateway.api.errors import ApiError
 from services.gateway.api.generation import Delta
-from services.gateway.api.prompts import TextLimits, tokens_of_text
+from services.gateway.api.requests.text_limits import TextLimits
 from services.gateway.keys.authentication import Keys
 from services.gateway.keys.changes import add_key
 from services.gateway.keys.entry import RateLimits

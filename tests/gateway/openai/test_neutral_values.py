@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from services.gateway.api.chat import ChatRequest
-from services.gateway.api.completions import CompletionRequest
+from services.gateway.api.dialects.completions import CompletionRequest
+from services.gateway.api.requests.chat import ChatRequest
 from services.gateway.openai.neutral import CHAT_NEUTRAL, COMPLETIONS_NEUTRAL, RESPONSES_NEUTRAL
 from services.gateway.openai.responses.request import ResponsesRequest
 from tests.gateway.running_api import Api, running_api

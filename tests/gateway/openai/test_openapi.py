@@ -19,8 +19,8 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi import checks
 
-from services.gateway.api.chat import ChatRequest
-from services.gateway.api.strict import Strict
+from services.gateway.api.requests.chat import ChatRequest
+from services.gateway.api.requests.strict import Strict
 from services.gateway.http.operation import DescribedRoute, Operation
 from services.gateway.openai import docs_page
 from services.gateway.openai.docs_page import SCRIPT, STYLE

@@ -1,6 +1,6 @@
 """Defaults of the server for requests: --clamp-max-tokens, and what streams and logprobs show."""
 
-from services.gateway.api.request_defaults import RequestDefaults
+from services.gateway.api.requests.request_defaults import RequestDefaults
 from tests.gateway.running_api import events, running_api
 from tests.gateway.scripted_generator import Script, one_delta
 

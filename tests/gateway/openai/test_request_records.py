@@ -5,8 +5,8 @@ import re
 import pytest
 
 from services.gateway.api.generation import Unavailable
-from services.gateway.api.request_record import RequestRecord
-from services.gateway.api.request_records import KEPT
+from services.gateway.api.records.request_record import RequestRecord
+from services.gateway.api.records.request_records import KEPT
 from tests.gateway.running_api import running_api
 
 SECRET = "a word that nobody else says"

@@ -13,9 +13,9 @@ from numba import int64
 from torch import Tensor
 from torch.nn import functional
 
-from services.engine.huge_pages import WeightMemory
 from services.engine.kernels.cpu.elements import ELEMENTS
 from services.engine.kernels.cpu.epilogue import make_finish
+from services.engine.kernels.cpu.huge_pages import WeightMemory
 from services.engine.kernels.cpu.intrinsics import ISA, float_pointer, half_pointer, load_bfloat16, njit
 from services.engine.kernels.cpu.per_item import per_item, places
 from services.engine.kernels.cpu.register_tiles import (

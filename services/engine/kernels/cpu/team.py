@@ -16,9 +16,9 @@ from torch import Tensor
 
 from services.engine.kernels.base import Rows
 from services.engine.kernels.cpu.matmul import MOST_ROWS
+from services.engine.kernels.cpu.openmp import OpenMP, loaded_openmp
 from services.engine.kernels.cpu.per_item import NUM_HEADER
 from services.engine.kernels.cpu.recording import Recording, RowBlocks, empty_rows, make_program, make_row_program
-from services.engine.openmp import OpenMP, loaded_openmp
 
 _MOST_AT_A_TIME, _TAKES = 16, 16
 _MAX_RECORDINGS = 128

@@ -1,4 +1,4 @@
-"""Sampling on CUDA: computes tokens from logits like `services.engine.sampler`, without a wait on the host.
+"""Sampling on CUDA: computes tokens from logits like `services.engine.runner.cpu.sampler`, without a wait on the host.
 
 Sampling takes two launches. The first looks at every tile of every row in a program of its own, so that one row
 occupies many; the second merges each row's tiles. A row's token depends on its own logits, parameters, seed and

@@ -12,7 +12,7 @@ import torch
 from kvtransfer.block_memory import HostBlocks
 from services.engine.attention.base import PagedQueries
 from services.engine.attention.cpu_attention import CpuAttention
-from services.engine.huge_pages import allocate
+from services.engine.kernels.cpu.huge_pages import allocate
 from services.engine.kernels.load import make_operations
 from services.engine.models.base import Weights
 from services.engine.models.model_config import ModelConfig
@@ -20,10 +20,10 @@ from services.engine.models.registry import make_model
 from services.engine.runner.base import ScoredTokens, StepInput, StepLogprobs, StepOutput, spare_blocks
 from services.engine.runner.cpu.cores import CoreLease
 from services.engine.runner.cpu.leased_operations import LeasedOperations
+from services.engine.runner.cpu.sampler import sample, score
 from services.engine.runner.load_plan import kv_layout
 from services.engine.runner.not_finite import last_queries, rows_not_finite, watched_rows
 from services.engine.runner.pooled import pooled_sums
-from services.engine.sampler import sample, score
 
 _SCORED_AT_ONCE = 256  # tokens of prompts that are scored at once
 _MANY_PROMPT_TOKENS = 64  # fewer do not make a step much longer

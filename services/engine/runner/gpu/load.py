@@ -12,12 +12,12 @@ from services.engine.kernels.gpu.launch import UnsupportedShape
 from services.engine.models.architectures import num_parameters
 from services.engine.models.base import Weights
 from services.engine.models.registry import load_weights
-from services.engine.progress import KERNELS, WEIGHTS, Progress
 from services.engine.runner.base import spare_blocks
 from services.engine.runner.gpu.device import CudaDevice
 from services.engine.runner.gpu.gpu_runner import GpuRunner, StepLimits
 from services.engine.runner.gpu.memory import CardMemory, check_weights_fit, kv_budget
 from services.engine.runner.load_plan import LoadPlan
+from services.engine.runner.progress import KERNELS, WEIGHTS, Progress
 from services.protocol.model_files.base import ModelError
 
 

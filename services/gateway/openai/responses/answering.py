@@ -10,10 +10,10 @@ from typing import Any
 import orjson
 import structlog
 
-from services.gateway.api.choice import Update, Usage
+from services.gateway.api.answers.choice import Update, Usage
+from services.gateway.api.answers.updates import Updates
 from services.gateway.api.errors import ApiError, internal_error
 from services.gateway.api.side_thread import SideThread
-from services.gateway.api.updates import Updates
 from services.gateway.http.exchange import ClientGone, Exchange
 from services.gateway.http.http_protocol import StreamWriter
 from services.gateway.openai.answer import takes_long

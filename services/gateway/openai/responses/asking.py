@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from services.gateway.api.large_json import takes_long
 from services.gateway.api.request_runner import Runners
-from services.gateway.api.validation import ignored_fields, parse_request
+from services.gateway.api.requests.large_json import takes_long
+from services.gateway.api.requests.validation import ignored_fields, parse_request
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.limits import Limits
 from services.gateway.openai.neutral import RESPONSES_NEUTRAL

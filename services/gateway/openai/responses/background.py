@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import orjson
 
+from services.gateway.api.answers.updates import Updates
 from services.gateway.api.side_thread import SideThread
-from services.gateway.api.updates import Updates
 from services.gateway.http.exchange import ClientGone, Exchange
 from services.gateway.openai.answer import takes_long
 from services.gateway.openai.logprobs import LogprobEntries

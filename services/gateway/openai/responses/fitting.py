@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from services.gateway.api.caller import Caller
-from services.gateway.api.chat import ChatRequest
 from services.gateway.api.errors import TOO_LONG, ApiError
-from services.gateway.api.request_record import RequestRecord
+from services.gateway.api.records.request_record import RequestRecord
 from services.gateway.api.request_runner import RequestRunner
+from services.gateway.api.requests.chat import ChatRequest
 from services.gateway.api.side_thread import SideThread
 from services.gateway.openai.responses.items import (
     AnswerItem,

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from services.gateway.api.strict import Open
+from services.gateway.api.requests.strict import Open
 from services.gateway.openai.responses.items import (
     AnswerItem,
     CallOutputItem,

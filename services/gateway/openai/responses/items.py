@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Protocol
 import orjson
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from services.gateway.api.strict import Open
+from services.gateway.api.requests.strict import Open
 from services.gateway.openai.responses.parts import AnyPart, OutputParts, Parts, TextPart, Texts, unknown_part_fields
 from services.gateway.openai.responses.tools import Tools, unknown_tool_fields
 

@@ -10,7 +10,7 @@ import structlog
 from pydantic import TypeAdapter
 
 from services.gateway.api.errors import ApiError, invalid, unavailable, unsupported
-from services.gateway.api.large_json import takes_long
+from services.gateway.api.requests.large_json import takes_long
 from services.gateway.api.side_thread import SideThread
 from services.gateway.openai.responses.held import HeldAnswers
 from services.gateway.openai.responses.input_items import InputItem, of_conversation

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.gateway.api.tools import no_such_tool
+from services.gateway.api.requests.tools import no_such_tool
 from services.gateway.openai.responses.tools import (
     AnyTool,
     CustomTool,

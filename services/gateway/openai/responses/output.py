@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from services.gateway.api.choice import ToolCallPart, Update
+from services.gateway.api.answers.choice import ToolCallPart, Update
 from services.gateway.openai.logprobs import LogprobEntries
 from services.gateway.openai.responses.items import new_id, output_item_id
 from services.gateway.openai.responses.offered_tools import OfferedTools

@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 from services.gateway.api.errors import ApiError, invalid, unsupported
-from services.gateway.api.validation import ignored_fields
+from services.gateway.api.requests.validation import ignored_fields
 from services.gateway.http.exchange import Exchange
 from services.gateway.openai.responses.following import follow, send_kept
 from services.gateway.openai.responses.kept import KeptResponses, not_found, unended

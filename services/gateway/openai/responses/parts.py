@@ -11,8 +11,8 @@ import orjson
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from services.gateway.api.content_parts import as_text
-from services.gateway.api.strict import Open
+from services.gateway.api.requests.content_parts import as_text
+from services.gateway.api.requests.strict import Open
 
 _TEXTS = ("input_text", "output_text", "text")
 

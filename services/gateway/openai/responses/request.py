@@ -10,10 +10,10 @@ from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_v
 from pydantic_core import PydanticCustomError
 
 from services.gateway.api.errors import invalid, unsupported
-from services.gateway.api.hints import Hinting
-from services.gateway.api.schema import AnswerTokens, CommonRequest, TokenCount, Top, WholeNumber
-from services.gateway.api.strict import Strict
-from services.gateway.api.structured import ResponseFormat
+from services.gateway.api.requests.hints import Hinting
+from services.gateway.api.requests.schema import AnswerTokens, CommonRequest, TokenCount, Top, WholeNumber
+from services.gateway.api.requests.strict import Strict
+from services.gateway.api.requests.structured import ResponseFormat
 from services.gateway.openai.responses.input_items import InputItem, unknown_item_fields
 from services.gateway.openai.responses.items import MAX_ITEMS
 from services.gateway.openai.responses.tools import AnyToolChoice, Tools, unknown_tool_fields

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from services.gateway.api.choice import Usage
+from services.gateway.api.answers.choice import Usage
 from services.gateway.api.errors import SERVER_ERROR, ApiError
 from services.gateway.openai.responses.output import ItemStatus
 from services.gateway.openai.responses.request import ResponsesRequest

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from services.gateway.api.forms import Text
-from services.gateway.api.strict import Open, Strict
-from services.gateway.api.tools import MAX_TOOLS, Name
+from services.gateway.api.requests.form_texts import Text
+from services.gateway.api.requests.strict import Open, Strict
+from services.gateway.api.requests.tools import MAX_TOOLS, Name
 
 
 class FunctionTool(Open):

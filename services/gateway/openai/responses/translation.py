@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from services.gateway.api.chat import ChatRequest
 from services.gateway.api.errors import ApiError
-from services.gateway.api.schema import CommonRequest
-from services.gateway.api.validation import validate_request
+from services.gateway.api.requests.chat import ChatRequest
+from services.gateway.api.requests.schema import CommonRequest
+from services.gateway.api.requests.validation import validate_request
 from services.gateway.openai.neutral import CHAT_NEUTRAL
 from services.gateway.openai.responses.items import (
     AnswerItem,

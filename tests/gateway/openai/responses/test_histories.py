@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from services.gateway.api.request_record import IGNORED_FIELDS
+from services.gateway.api.records.request_record import IGNORED_FIELDS
 from services.gateway.openai.responses.store import MemoryResponseStore
 from tests.gateway.openai.test_bad_input import assert_refused
 from tests.gateway.openai.test_tools import CALLED, TEMPLATE, WEATHER, write

@@ -9,7 +9,7 @@ import pytest
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from services.gateway.api.choice import ToolCallPart, Update, joined
+from services.gateway.api.answers.choice import ToolCallPart, Update, joined
 from services.gateway.openai.logprobs import LogprobEntries
 from services.gateway.openai.responses.events import Events
 from services.gateway.openai.responses.items import response_with_item

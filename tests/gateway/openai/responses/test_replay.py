@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 import pytest
 
-from services.gateway.api.choice import Update
+from services.gateway.api.answers.choice import Update
 from services.gateway.openai.responses.events import Events
 from services.gateway.openai.responses.output import ItemStatus, Output
 from services.gateway.openai.responses.pieces import cut_items, pieces_of

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from services.gateway.api.errors import ApiError
-from services.gateway.api.validation import validate_request
+from services.gateway.api.requests.validation import validate_request
 from services.gateway.openai.neutral import RESPONSES_NEUTRAL
 from services.gateway.openai.responses.asking import offered_tools
 from services.gateway.openai.responses.input_items import of_conversation

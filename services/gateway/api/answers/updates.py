@@ -1,0 +1,178 @@
+"""The updates of a running request: what its clients get of the deltas that come from the dispatch side."""
+
+from collections.abc import Sequence
+from time import monotonic
+from typing import Protocol
+
+from services.gateway.api.answers.choice import Choice, Update, Usage
+from services.gateway.api.answers.pace import EACH_TOKEN, Gathered, Pace
+from services.gateway.api.generation import Delta, Generation, TakeToken, never
+from services.gateway.api.records.request_record import RequestRecord
+from services.gateway.metrics import GatewayMetrics
+from services.protocol.outcomes import FinishReason
+
+
+class UpdateSink(Protocol):
+    """Takes updates as they come. No method may wait.
+
+    `take_text` is the short form of `take`, for text that has nothing beside it. It is only called when `ready`, after
+    which `take` returns True for an update without a finish reason.
+    """
+
+    def take(self, update: Update) -> bool:
+        """Takes an update. False: the sink takes no more now."""
+
+    def ready(self) -> bool:
+        """True while `take_text` may be called."""
+
+    def take_text(self, choice: int, text: str) -> None:
+        """Takes the next text of a choice."""
+
+
+class Updates:
+    """The updates of a request's choices. Counts and times them."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        choices: Sequence[Choice],
+        choices_per_prompt: int,
+        record: RequestRecord,
+        metrics: GatewayMetrics,
+        pace: Pace = EACH_TOKEN,
+    ) -> None:
+        self._in_short = pace.in_short
+        self._gathered = [Gathered(pace.interval) for _ in choices] if pace.interval > 1 else None
+        self._generation = generation
+        self._choices = choices
+        self._choices_per_prompt = choices_per_prompt
+        self._record = record
+        self._metrics = metrics
+        self._last: list[float | None] = [None] * len(choices)  # by choice: when its last update came
+        self._cached: list[int | None] = [None] * (len(choices) // choices_per_prompt)  # tokens, by prompt
+        self._num_cached = 0  # of all prompts
+        self._num_open = len(choices)
+
+    @property
+    def num_choices(self) -> int:
+        """The number of choices, of all prompts together."""
+        return len(self._choices)
+
+    @property
+    def done(self) -> bool:
+        """True when every choice has its finish reason."""
+        return self._num_open == 0
+
+    async def next(self) -> Update:
+        """Waits for the next update of any choice. Raises GenerationError."""
+        return self.count(await self._generation.next())
+
+    async def relay(self, sink: UpdateSink) -> None:
+        """Hands updates to the sink as they come, until the last one or until `take` returns False.
+
+        Raises GenerationError, and what the sink raises.
+        """
+        if not self.done:
+            await self._generation.relay(_DeltaSink(self, sink))
+
+    def text_taker(self, index: int, sink: UpdateSink) -> TakeToken:
+        """Returns the function that every plain streamed token of a choice goes through. It does as little as possible:
+        text alone becomes no update.
+
+        The first token of a choice is never taken, nor is any token of a choice with stop strings, or where the pace
+        forbids it.
+        """
+        choice, metrics, last = self._choices[index], self._metrics.tokens, self._last
+        ready, take_text, extend, extend_part = sink.ready, sink.take_text, choice.extend, choice.extend_part
+        if extend is None or not self._in_short:
+            return never
+
+        def take_token(token: int) -> bool:
+            since = last[index]
+            if since is None or not ready():
+                return False
+            text, part = extend(token), None
+            if text is None and (extend_part is None or (part := extend_part(token)) is None):
+                return False
+            last[index] = now = monotonic()
+            metrics.note_token(now - since)
+            choice.num_generated += 1
+            if text:
+                take_text(index, text)
+            elif part is not None:
+                sink.take(part)
+            return True
+
+        return take_token
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens so far, of all choices together."""
+        return sum(choice.num_generated for choice in self._choices)
+
+    def count(self, delta: Delta) -> Update:
+        """Turns a delta into an update, and counts it. Ends the choice of one that a stop string completed."""
+        is_first = self._note_time(delta)
+        choice = self._choices[delta.choice]
+        before = choice.num_generated
+        update = choice.take(delta)
+        self._metrics.tokens.generated += choice.num_generated - before
+        if update.finish_reason is not None:
+            self._num_open -= 1
+            self._record.finish_reason = update.finish_reason
+            self._note_cached(delta)
+            if delta.finish is FinishReason.NONE:
+                self._generation.end(delta.choice)
+        elif is_first:  # a later attempt may have computed more
+            self._note_cached(delta)
+        return update if self._gathered is None else self._gathered[delta.choice].take(update)
+
+    def _note_time(self, delta: Delta) -> bool:
+        """Notes when a delta came. True: it is the first of its choice."""
+        if self._note_gap(delta.choice):
+            return False
+        record = self._record
+        if record.first_token is None:
+            record.first_token = now = monotonic()
+            self._metrics.ttft.observe(now - record.arrived)
+        return True
+
+    def _note_cached(self, delta: Delta) -> None:
+        """Counts a prompt's tokens that no attempt at any of its choices computed, with the first and last of each."""
+        prompt = delta.choice // self._choices_per_prompt
+        known = self._cached[prompt]
+        self._cached[prompt] = tokens = delta.cached_tokens if known is None else min(known, delta.cached_tokens)
+        self._num_cached += tokens - (known or 0)
+        self._record.cached_tokens = self._num_cached
+        if not self._num_open:
+            self._metrics.prompt_cached.inc(self._num_cached)
+
+    def _note_gap(self, choice: int) -> bool:
+        """Notes the time since the choice's last update. False: this is its first one."""
+        now, last = monotonic(), self._last[choice]
+        self._last[choice] = now
+        if last is not None:
+            self._metrics.tokens.note_gap(now - last)
+        return last is not None
+
+    def usage(self) -> Usage:
+        """Token counts so far. A prompt counts once, however many choices it has."""
+        counted = [choice.num_reasoning for choice in self._choices if choice.num_reasoning is not None]
+        reasoning = sum(counted) if counted else None
+        return Usage(self._record.prompt_tokens or 0, self.num_generated, self._record.cached_tokens or 0, reasoning)
+
+
+class _DeltaSink:
+    """A Sink that turns deltas into updates for another sink."""
+
+    def __init__(self, updates: Updates, sink: UpdateSink) -> None:
+        self._updates = updates
+        self._sink = sink
+
+    def take(self, delta: Delta) -> bool:
+        """See Sink."""
+        return self._sink.take(self._updates.count(delta)) and not self._updates.done
+
+    def token_taker(self, choice: int) -> TakeToken:
+        """See Sink."""
+        return self._updates.text_taker(choice, self._sink)
