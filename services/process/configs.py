@@ -466,7 +466,7 @@ class GatewayConfig:
             help="Prefill and decode workers, all of them; without Redis.",
         ),
     ] = ()
-    max_waiting: Annotated[int, Option(panel=_LIMITS, min=1, help="Requests in flight before new ones get 429.")] = 4096
+    max_waiting: Annotated[int, Option(panel=_LIMITS, min=1, help="Choices in flight before requests get 429.")] = 4096
     # Sockets bound to the port for HTTP and to the admin port, of a launcher that also starts this gateway's successor
     # at the same ports.
     http_fd: int | None = None

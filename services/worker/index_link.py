@@ -86,7 +86,7 @@ class IndexLink:
         if await self._registry.renew(id, self._record, confirmed=confirmed, retired=retired):
             self._publisher.confirm(id, retired)
         else:  # a server that lost its data, or a lease that ran out and was swept
-            log.warning("the registry had forgotten this worker; publishing everything again")
+            log.warning("the registry had lost this worker; publishing everything again")
             if id == self._publisher.id:
                 self._publisher.begin_anew()
 

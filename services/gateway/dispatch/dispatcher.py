@@ -293,7 +293,7 @@ class Dispatcher:
         """
         self._gateway_id = GatewayId(secrets.randbits(64))
         for worker in list(self._fleet):
-            worker.link.reset("the gateway begins a new incarnation")
+            worker.link.reset("the gateway takes a new gateway id")
             self.worker_down(worker.link, worker.id)
         self._ledger.highest_handle = 0
 

@@ -1,4 +1,4 @@
-"""Requests as typed values, every field checked and none unknown: the part that all kinds of request have.
+"""Requests as typed values, every known field checked: the part that all kinds of request have.
 
 A field without a value (absent or null) is None here; `sampling` fills in the defaults. Each kind of request extends
 CommonRequest, in the module of its dialect.
