@@ -1,4 +1,4 @@
-# One image for gateways and workers, for CPUs or for NVIDIA GPUs. docs/operations.md says how it is run.
+# One image for gateways and workers, for CPUs or for NVIDIA GPUs. docs/run/kubernetes.md says how it is built and run.
 #
 #   docker build --target cpu --tag REGISTRY/baton:0.1.0 .
 #   docker build --target cuda --tag REGISTRY/baton:0.1.0-cuda .

@@ -152,7 +152,7 @@ def test_the_tables_of_the_protocol_have_the_names_and_numbers_of_the_wire(
 _PATH = re.compile(r"`((?:services|kvtransfer|loadtest|tests|protos|docs|helm)/[\w./-]*)`")
 
 
-@pytest.mark.parametrize("document", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
+@pytest.mark.parametrize("document", sorted((ROOT / "docs").rglob("*.md")), ids=lambda path: path.name)
 def test_every_path_that_a_document_names_is_there(document: Path) -> None:
     """A folder, a file, or a module without its ending."""
     named = _PATH.findall(document.read_text())

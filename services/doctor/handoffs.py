@@ -121,7 +121,7 @@ async def _measure_pair(prefill: Worker, decode: Worker, channels: Channels, *, 
             try:
                 measured = [await _hand_off(gateway, length, prefill["vocab_size"]) for _ in range(NUM_HANDOFFS + 1)]
             except (GenerationError, HandoffFailed) as reason:
-                advice = "the decode worker's log has more; the table of troubles in docs/operations.md helps"
+                advice = "the decode worker's log has more; docs/run/troubleshooting.md helps"
                 return [*findings, error(name, f"a handoff of {length} tokens failed: {reason}", advice)]
             findings.append(describe(name, length, measured[1:], rdma_here=rdma_here))
     return findings

@@ -322,7 +322,7 @@ def check(table: dict[str, tuple[set[str], str]], fields: list[OptionField]) -> 
 
 
 def section(title: str) -> str:
-    text = "".join((ROOT / "docs" / page).read_text() for page in ("reference.md", "operations.md"))
+    text = "".join((ROOT / "docs" / page).read_text() for page in ("reference.md", "run/several-machines.md"))
     return text.partition(f"## {title}\n")[2].partition("\n## ")[0]
 
 

@@ -88,7 +88,7 @@ def trust(root: Path, trusted: bytes) -> None:
 
 
 def test_certificates_and_authorities_change_under_load_and_nothing_is_lost(llama: Path, tmp_path: Path) -> None:
-    """In the order that docs/operations.md names. At the end, workers that start anew have the new authority alone."""
+    """In the order that docs/run/tls.md names. At the end, workers that start anew have the new authority alone."""
     old, new = Authority("old"), Authority("new")
     issue(old, tmp_path, old.certificate)
     prompt = clear_prompt(llama, 83, 100, NUM_TOKENS)

@@ -252,7 +252,7 @@ asyncio.run(main())
 async def test_an_environment_variable_of_grpc_leaves_tls_1_2_without_a_cipher(
     certificates: Certificates, authority: Authority
 ) -> None:
-    """As docs/operations.md says: none of its keys are shared beforehand."""
+    """As docs/run/tls.md says: none of its keys are shared beforehand."""
     environment = os.environ | {"GRPC_SSL_CIPHER_SUITES": "ECDHE-PSK-AES128-CBC-SHA"}
     command = [sys.executable, "-c", SERVER, str(certificates.paths(*NAMES).chain.parent), str(IDLE_S)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as server:

@@ -1,4 +1,4 @@
-"""The certificates that operations.md makes by openssl: its commands run, and Baton serves with what they make."""
+"""The certificates that docs/run/tls.md makes by openssl: its commands run, and Baton serves with what they make."""
 
 import re
 import shlex
@@ -19,8 +19,8 @@ from services.tls.roles import CertificateRole
 from tests.redis_server import RedisServer
 from tests.test_docs import ROOT
 
-SECTION = (ROOT / "docs/operations.md").read_text().partition("### Certificates for three machines\n")[2]
-MAKING, STARTING = re.findall(r"^```sh\n(.*?)^```$", SECTION.partition("\n### ")[0], re.MULTILINE | re.DOTALL)
+SECTION = (ROOT / "docs/run/tls.md").read_text().partition("## Certificates for three machines\n")[2]
+MAKING, STARTING = re.findall(r"^```sh\n(.*?)^```$", SECTION.partition("\n## ")[0], re.MULTILINE | re.DOTALL)
 ROLES = {
     "gateway": [CertificateRole.GATEWAY],
     "prefill": [CertificateRole.PREFILL, CertificateRole.WORKER],
