@@ -6,21 +6,30 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
 from kvtransfer.messages import EndReason
+from services.engine.sequences.admission import Admission
+from services.gateway.anthropic_api.errors import MessagesEnvelope
+from services.gateway.api.errors import from_generation_error
+from services.gateway.api.generation import GenerationError, Refusal, Unsupported
+from services.gateway.dispatch.ledger.attempt import HandoffOutcome
+from services.gateway.dispatch.router import NoPlan
+from services.gateway.grpc_api.servicer import CODE_OF_STATUS
 from services.gateway.metrics import GatewayMetrics, ProcessMetrics, RefusedWorkers
 from services.prefix_index.malformed import MalformedEntries
 from services.process.gc_watch import GcWatch
 from services.process.log_writer import LogWriter
-from services.protocol.outcomes import FailureCode
+from services.protocol.outcomes import FailureCode, FinishReason
 from services.protocol.versions import Since
 
 ROOT = Path(__file__).parent.parent
 IGNORED = {"build", "dist"}
 API, REFERENCE, PROTOCOL = ROOT / "docs/api.md", ROOT / "docs/reference.md", ROOT / "docs/protocol.md"
+ENDS = ROOT / "docs/ends.md"
 MAX_README_LINES = 165
 
 _FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -147,6 +156,46 @@ def test_the_tables_of_the_protocol_have_the_names_and_numbers_of_the_wire(
     heading: str, kind: type[EndReason] | type[FailureCode] | type[Since]
 ) -> None:
     assert [cells[0] for cells in rows(PROTOCOL, heading)] == [f"`{each.name}` ({each.value})" for each in kind]
+
+
+def named(cell: str) -> list[str]:
+    """What a cell has between backquotes."""
+    return re.findall(r"`([^`]+)`", cell)
+
+
+@pytest.mark.parametrize(
+    ("heading", "names"),
+    [
+        ("How a complete answer ends", [each.name for each in FinishReason]),
+        ("Why a request is refused", [each.value for each in Refusal]),
+        ("Why there is no plan", [each.name for each in NoPlan]),
+        ("Why a worker failed an attempt", [each.name for each in FailureCode]),
+        ("Why a worker does not begin a request", [each.name for each in Admission]),
+        ("Why a handoff ended", [each.name for each in EndReason]),
+        ("How an attempt on a pair ended", [each.value for each in HandoffOutcome]),
+    ],
+)
+def test_the_map_of_ends_has_every_reason(heading: str, names: list[str]) -> None:
+    assert sorted(name for cells in rows(ENDS, f"## {heading}") for name in named(cells[0])) == sorted(names)
+
+
+def errors_below(kind: type[GenerationError]) -> Iterator[type[GenerationError]]:
+    for below in kind.__subclasses__():
+        yield below
+        yield from errors_below(below)
+
+
+def test_the_map_of_ends_has_every_error_with_what_each_api_sends_for_it() -> None:
+    """Statuses over HTTP and in the Messages API, and gRPC's code."""
+    sent = {}
+    for kind in errors_below(GenerationError):
+        made = Unsupported("", restricted=False) if kind is Unsupported else kind("")
+        error = from_generation_error(made, "")
+        code = CODE_OF_STATUS.get(error.status, grpc.StatusCode.INTERNAL)
+        sent[kind.__name__] = (str(error.status), str(MessagesEnvelope().status(error)), f"`{code.name}`")
+    table = list(rows(ENDS, "## What the client is sent"))
+    assert {named(name)[0]: (http, messages, code) for name, _, http, messages, code in table} == sent
+    assert len(table) == len(sent)
 
 
 _PATH = re.compile(r"`((?:services|kvtransfer|loadtest|tests|protos|docs|helm)/[\w./-]*)`")

@@ -28,7 +28,7 @@ from services.gateway.grpc_api.names import grpc_message, own_name, unknown_fiel
 from services.gateway.grpc_api.requests import embedding_fields, other_fields, prompt_fields
 from services.gateway.metrics import GatewayMetrics
 
-_CODES = {
+CODE_OF_STATUS = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     **CODES,
     404: grpc.StatusCode.NOT_FOUND,
@@ -263,7 +263,7 @@ async def _fail(
     record: RequestRecord, error: ApiError, request: _AnyRequest, context: "grpc.aio.ServicerContext[Any, Any]"
 ) -> None:
     """Ends the call with an error. Always raises."""
-    code = _CODES.get(error.status, grpc.StatusCode.INTERNAL)
+    code = CODE_OF_STATUS.get(error.status, grpc.StatusCode.INTERNAL)
     record.status = code.name
     record.error = error.code or error.type
     if error.status >= 500 and record.generates:
