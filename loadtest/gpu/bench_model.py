@@ -16,7 +16,7 @@ from services.engine.models.base import Weights
 from services.engine.models.kv_scales import unit_scales
 from services.engine.models.model_config import ModelConfig
 from services.engine.models.registry import load_weights, open_tensors
-from services.engine.runner.base import SamplingBatch, StepInput, spare_blocks
+from services.engine.runner.base import SamplingBatch, StepInput, StepTokens, spare_blocks
 from services.engine.runner.gpu.device import Device
 from services.engine.runner.gpu.gpu_runner import GpuRunner, StepLimits
 from services.engine.runner.load_plan import kv_layout
@@ -124,15 +124,14 @@ def _step(counts: np.ndarray, lens: np.ndarray, tables: np.ndarray) -> StepInput
     np.cumsum(counts, out=starts[1:])
     positions = np.arange(starts[-1], dtype=np.int32) + np.repeat(lens - counts - starts[:-1], counts)
     random = np.random.default_rng(0)
-    return StepInput(
+    tokens = StepTokens(
         token_ids=random.integers(0, _TOKENS, int(starts[-1]), dtype=np.int32),
         positions=positions.astype(np.int32),
         query_starts=starts,
         seq_lens=lens,
         block_tables=tables,
-        sample_rows=np.arange(num_rows, dtype=np.int32),
-        sampling=SamplingBatch.greedy(num_rows),
     )
+    return StepInput.of(tokens, starts[1:].astype(np.int64) - 1, SamplingBatch.greedy(num_rows))
 
 
 def _randomize(flat: Tensor) -> None:

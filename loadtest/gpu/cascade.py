@@ -21,7 +21,7 @@ def measure(
         limits = StepLimits(
             max_num_seqs=batch, max_num_batched_tokens=batch, max_model_len=shared + own, share_prefixes=together
         )
-        runner = model.runner(int(step.block_tables.max()) + 1, limits)
+        runner = model.runner(int(step.tokens.block_tables.max()) + 1, limits)
         taken = steady(runner, step, rounds).wall
         del runner  # and its pool
         without_s = without_s or taken

@@ -54,7 +54,7 @@ def _record(model: BenchModel, card: Card, batch: int, context: int, kv_dtype: t
     floor = floor_s(model, card, batch, context, kv_dtype)
     limits = StepLimits(max_num_seqs=batch, max_num_batched_tokens=batch, max_model_len=context)
     step = decode_step(batch, context)
-    runner = model.runner(int(step.block_tables.max()) + 1, limits, kv_dtype)
+    runner = model.runner(int(step.tokens.block_tables.max()) + 1, limits, kv_dtype)
     taken = steady(runner, step, rounds)
     return {
         **about,

@@ -56,7 +56,7 @@ def _peer(model: BenchModel, raw: dict[str, Any]) -> Any:
 
 def _our_s(model: BenchModel, step: StepInput, rows: int, tokens: int, longest: int, rounds: int) -> float:
     limits = StepLimits(max_num_seqs=rows, max_num_batched_tokens=tokens, max_model_len=longest)
-    return steady(model.runner(int(step.block_tables.max()) + 1, limits), step, rounds).wall
+    return steady(model.runner(int(step.tokens.block_tables.max()) + 1, limits), step, rounds).wall
 
 
 def _record(model: BenchModel, what: str, ours: float, theirs: float) -> Record:

@@ -36,7 +36,7 @@ def prompt_flops(model: BenchModel, num_tokens: int) -> float:
 def _record(model: BenchModel, card: Card, num_tokens: int, rounds: int) -> Record:
     limits = StepLimits(max_num_seqs=1, max_num_batched_tokens=num_tokens, max_model_len=num_tokens)
     step = prefill_step(num_tokens)
-    runner = model.runner(int(step.block_tables.max()) + 1, limits)
+    runner = model.runner(int(step.tokens.block_tables.max()) + 1, limits)
     taken = steady(runner, step, rounds).wall
     rate = prompt_flops(model, num_tokens) / taken
     return {

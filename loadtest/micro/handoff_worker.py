@@ -30,7 +30,7 @@ class _TimedRunner(IdleRunner):
     def launch(self, step: StepInput) -> None:
         """See `Runner.launch`."""
         super().launch(step)
-        self.step_s = max(_LEAST_STEP_S, len(step.token_ids) * _TOKEN_S)
+        self.step_s = max(_LEAST_STEP_S, len(step.tokens.token_ids) * _TOKEN_S)
 
 
 def timed_parts(max_num_batched_tokens: int, role: WorkerRole) -> WorkerParts:

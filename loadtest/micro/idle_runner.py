@@ -38,8 +38,8 @@ class IdleRunner:
 
     def launch(self, step: StepInput) -> None:
         """See `Runner.launch`."""
-        if len(self._tokens) != len(step.sample_rows):
-            self._tokens = np.arange(len(step.sample_rows), dtype=np.int32)
+        if len(self._tokens) != len(step.sampled):
+            self._tokens = np.arange(len(step.sampled), dtype=np.int32)
 
     def collect(self) -> StepOutput:
         """See `Runner.collect`. Sleeps without the interpreter lock, as a model's operations run."""

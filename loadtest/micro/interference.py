@@ -112,7 +112,7 @@ class _NotingRunner(IdleRunner):
 
     def launch(self, step: StepInput) -> None:
         """See Runner."""
-        if len(step.sample_rows) == self._batch and not self.done.is_set():
+        if len(step.sampled) == self._batch and not self.done.is_set():
             self.launched_at.append(time.perf_counter())
             if len(self.launched_at) > self._steps + _SETTLING:
                 self.done.set()

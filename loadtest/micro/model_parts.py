@@ -23,6 +23,7 @@ from services.engine.kernels.cpu.isa import known_isa
 from services.engine.kernels.cpu.openmp import loaded_openmp
 from services.engine.kernels.load import make_operations, why_not_fused
 from services.engine.models.architectures import parse_model_config
+from services.engine.models.base import ModelInput
 from services.engine.models.config import DecoderConfig
 from services.engine.models.decoder import Decoder
 from services.engine.models.registry import load_weights, open_tensors
@@ -204,10 +205,14 @@ class _Step:
 
     def whole(self) -> None:
         if self.new == 1:
-            self._model.all_logits(self._ids, self._positions, self.prepare())
+            self._model.all_logits(self._input(None))
             return
         last = torch.arange(self.new - 1, self._tokens, self.new)
-        self._model.logits(self._model.forward(self._ids, self._positions, self.prepare(), last))
+        self._model.logits(self._model.forward(self._input(last)))
+
+    def _input(self, queries: Tensor | None) -> ModelInput:
+        starts = torch.from_numpy(self._queries.query_starts)
+        return ModelInput(self._ids, self._positions, starts, self.prepare(), queries)
 
     def _split(self) -> list[Tensor]:
         config = self._config

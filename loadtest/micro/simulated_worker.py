@@ -46,7 +46,7 @@ class PacedRunner(IdleRunner):
 
     def launch(self, step: StepInput) -> None:
         """See `Runner.launch`."""
-        self._num_rows = len(step.sample_rows)
+        self._num_rows = len(step.sampled)
         self._ends_at = time.perf_counter() + self.step_s
 
     def collect(self) -> StepOutput:

@@ -21,7 +21,7 @@ from kvtransfer.messages import Announcement, FirstToken
 from services.engine.blocks.block_pool import BlockPool
 from services.engine.blocks.prefix_cache import PrefixCache
 from services.engine.launch import Launched, decode_step, mixed_step
-from services.engine.runner.base import CarriedTokens, Runner, StepInput, StepOutput
+from services.engine.runner.base import Runner, StepOutput, StepTokens
 from services.engine.sampling.guidance import Guidance
 from services.engine.schedulers.base import Scheduler, StepPlan
 from services.engine.self_check import SelfCheck
@@ -127,7 +127,7 @@ class Engine:
     def step(self, now: float, on_computing: Callable[[], None] | None = None) -> bool:
         """Plans and launches a step, and collects one: this one, or with a pipeline the one before.
 
-        So a sequence gets one token at most. Returns False when there is nothing to compute, and nothing under way.
+        A step with drafts is collected at once. Returns False when there is nothing to compute, and nothing under way.
 
         on_computing: see `StepInput`. It is also called before the engine waits for a step that was launched earlier.
 
@@ -137,8 +137,8 @@ class Engine:
         if len(self._under_way) <= depth:
             plan = self._scheduler.plan(self.sequences, now)
             if len(plan):
-                self._launch(plan, on_computing)
-                if len(self._under_way) <= depth:
+                launched = self._launch(plan, on_computing)
+                if launched.inputs is None and len(self._under_way) <= depth:
                     return True
         if not self._under_way:
             return False
@@ -172,7 +172,7 @@ class Engine:
         assert slot is not None
         return slot
 
-    def _launch(self, plan: StepPlan, on_computing: Callable[[], None] | None) -> None:
+    def _launch(self, plan: StepPlan, on_computing: Callable[[], None] | None) -> Launched:
         batch, slots = self.sequences.batch, plan.slots
         if plan.only_decodes:
             if self._decoding.slots is not slots:
@@ -181,22 +181,25 @@ class Engine:
         else:
             step, rows = mixed_step(batch, self.sequences.branches, plan)
         if self._under_way:
-            step.carried = self._carried(step, plan)
+            self._carry(step.tokens, plan)
         step.on_computing = on_computing
         self.runner.launch(step)
-        self.computed_tokens += len(step.token_ids)
+        self.computed_tokens += len(step.tokens.token_ids)
         launched = Launched.of(batch, plan, step, rows)
-        batch.computed[slots] = step.seq_lens
-        self._expect_tokens(launched)
+        batch.computed[slots] = step.tokens.seq_lens
+        if launched.inputs is None:
+            self._expect_tokens(launched)
+        else:
+            assert not self._under_way, "drafts follow tokens that are all known"
         self._under_way.append(launched)
         self.sequences.frees.step_launched()
+        return launched
 
-    def _carried(self, step: StepInput, plan: StepPlan) -> CarriedTokens | None:
-        """Finds the tokens of a step that the step under way samples."""
-        queries = np.flatnonzero(step.token_ids == UNKNOWN)
-        if not len(queries):
-            return None
-        return CarriedTokens(queries, self._sampled_at[np.repeat(plan.slots, plan.counts)[queries]])
+    def _carry(self, tokens: StepTokens, plan: StepPlan) -> None:
+        """Says of tokens that the step under way samples which of them they are."""
+        queries = np.flatnonzero(tokens.token_ids == UNKNOWN)
+        if len(queries):
+            tokens.token_ids[queries] = -1 - self._sampled_at[np.repeat(plan.slots, plan.counts)[queries]]
 
     def _expect_tokens(self, launched: Launched) -> None:
         """Counts the tokens that a launched step will sample as the last ones of its decoding sequences."""
@@ -231,6 +234,9 @@ class Engine:
         if batch.num_closed != launched.num_closed:
             launched, output = launched.without_closed(batch, output)
         slots = launched.slots
+        if launched.inputs is not None:
+            launched, output = launched.holding(batch, output)
+            batch.computed[slots] = launched.ends
         batch.done[slots] = launched.ends
         if launched.only_decodes:
             sequences.entries.enter_filled(slots)
@@ -242,7 +248,7 @@ class Engine:
         if not launched.only_decodes:
             self._finish_prompts(launched, rows)
         for row in np.flatnonzero(rows.finish).tolist():
-            slot = int(launched.rows.slots[row])
+            slot = int(launched.rows.row_slots[row])
             if batch.phase[slot] in (Phase.DECODE, Phase.ENDING):
                 sequences.free(batch.request(slot).id)
 
@@ -265,6 +271,7 @@ class Engine:
             gateways=gateways,
             handles=self.sequences.batch.handle[scored.slots],
             positions=scored.positions.astype(np.uint32),
+            counts=np.ones(len(scored.slots), dtype=np.uint32),
             tokens=scored.tokens,
             finish=np.zeros(len(scored.slots), dtype=np.uint8),
             cached=np.full(len(scored.slots), -1, dtype=np.int32),
@@ -302,7 +309,8 @@ class Engine:
         """Hands off prompts, or lets them decode, once their first tokens are sampled."""
         batch = self.sequences.batch
         rows_of: dict[int, list[int]] = {}
-        for row, owner in enumerate(launched.owners.tolist()):
+        owners = launched.owners if launched.rows.firsts is None else launched.owners[launched.rows.firsts]
+        for row, owner in enumerate(owners.tolist()):
             rows_of.setdefault(owner, []).append(row)
         computing = batch.phase[launched.slots] == Phase.PREFILL
         for slot in launched.slots[computing].tolist():
@@ -325,7 +333,8 @@ class Engine:
         complete = batch.block_table[slot, first_index:end]
         blocks, generations = tuple(complete.tolist()), tuple(sequences.pool.generations[complete].tolist())
         first_tokens = tuple(
-            FirstToken(int(rows.handles[row]), int(rows.tokens[row]), row_logprobs(rows, row)) for row in unfinished
+            FirstToken(int(rows.handles[row]), int(rows.tokens[rows.first_token(row)]), row_logprobs(rows, row))
+            for row in unfinished
         )
         batch.num_announced[slot] = end
         self._outputs.announcements.append(Announcement(id, first_index, blocks, generations, first_tokens))

@@ -5,7 +5,15 @@ from typing import TypeVar
 
 import numpy as np
 
-from services.engine.runner.base import LogitEdits, PooledTokens, ScoredTokens, StepInput, StepLogprobs, StepOutput
+from services.engine.runner.base import (
+    LogitEdits,
+    PooledTokens,
+    ScoredTokens,
+    StepInput,
+    StepLogprobs,
+    StepOutput,
+    StepTokens,
+)
 from services.engine.schedulers.base import StepPlan
 from services.engine.sequences.batch_state import EMBEDS, SCORES, BatchState
 from services.engine.sequences.branches import Branches
@@ -16,15 +24,15 @@ def decode_step(batch: BatchState, rows: TokenRows) -> StepInput:
     """Makes the step that computes the next token of each of these decoding rows."""
     positions = batch.computed[rows.slots]
     seq_lens = positions + 1
-    return StepInput(
+    tokens = StepTokens(
         token_ids=batch.flat_tokens[rows.token_base + positions],
         positions=positions,
         query_starts=rows.starts,
         seq_lens=seq_lens,
         block_tables=_block_tables(batch, rows.slots, seq_lens),
-        sample_rows=rows.starts[:-1],
-        sampling=rows.sampling(seq_lens),
+        queries=rows.queries,
     )
+    return StepInput(tokens, rows.queries, rows.sampling(seq_lens))
 
 
 def mixed_step(batch: BatchState, branches: Branches, plan: StepPlan) -> tuple[StepInput, TokenRows]:
@@ -36,22 +44,38 @@ def mixed_step(batch: BatchState, branches: Branches, plan: StepPlan) -> tuple[S
     seq_lens = computed + counts
     positions = np.arange(starts[-1], dtype=np.int32) + np.repeat(computed - starts[:-1], counts)
     features = batch.features[slots]
-    complete = np.flatnonzero((seq_lens == batch.length[slots]) & (features & EMBEDS == 0))
-    indices, sampled = branches.sampled(slots[complete])
-    rows = TokenRows(batch, sampled)
-    sample_rows = complete[indices].astype(np.int32)
-    step = StepInput(
+    tokens = StepTokens(
         token_ids=batch.tokens[np.repeat(slots, counts), positions],
         positions=positions,
         query_starts=starts,
         seq_lens=seq_lens,
         block_tables=_block_tables(batch, slots, seq_lens),
-        sample_rows=sample_rows,
-        sampling=rows.sampling(seq_lens[sample_rows]),
-        scored=_scored(batch, slots, counts, positions) if (features & SCORES).any() else None,
-        pooled=_pooled(batch, slots, seq_lens, starts) if (features & EMBEDS).any() else None,
+    )
+    sampled, rows = _sampled(batch, branches, plan, tokens)
+    step = StepInput.of(
+        tokens,
+        sampled,
+        rows.sampling(positions[sampled] + 1),
+        _scored(batch, slots, counts, positions) if (features & SCORES).any() else None,
+        _pooled(batch, slots, seq_lens, starts) if (features & EMBEDS).any() else None,
     )
     return step, rows
+
+
+def _sampled(batch: BatchState, branches: Branches, plan: StepPlan, tokens: StepTokens) -> tuple[np.ndarray, TokenRows]:
+    """Finds the queries that are followed by a sampled token, int64[N]: each sequence's last known one, and drafts."""
+    lengths = batch.length[plan.slots]
+    complete = np.flatnonzero((tokens.seq_lens >= lengths) & (batch.features[plan.slots] & EMBEDS == 0))
+    indices, slots = branches.sampled(plan.slots[complete])
+    rows = complete[indices]
+    last = tokens.query_starts[rows + 1].astype(np.int64) - 1
+    num_drafts = (tokens.seq_lens - lengths)[rows]
+    if not num_drafts.any():
+        return last, TokenRows(batch, slots)
+    ends = np.cumsum(num_drafts + 1)
+    back = np.repeat(ends, num_drafts + 1) - 1 - np.arange(ends[-1])  # how far each query is before its row's last
+    repeated = np.repeat(slots, num_drafts + 1)
+    return np.repeat(last, num_drafts + 1) - back, TokenRows(batch, repeated, several=True)
 
 
 def _block_tables(batch: BatchState, slots: np.ndarray, seq_lens: np.ndarray) -> np.ndarray:
@@ -98,45 +122,68 @@ Columns = TypeVar("Columns", ScoredRows, StepLogprobs)
 
 @dataclass(slots=True, eq=False)
 class Launched:
-    """A step of R slots that samples N tokens and was not collected yet."""
+    """A step over some slots that samples N tokens and was not collected yet."""
 
     only_decodes: bool
     num_closed: int  # slots that the batch had freed at the launch
-    slots: np.ndarray  # int64[R]
-    serials: np.ndarray  # int64[R]: which of their sequences was in them
-    ends: np.ndarray  # int32[R]: tokens that have KV when the step is complete
-    rows: TokenRows  # N
+    slots: np.ndarray  # int64[S]
+    serials: np.ndarray  # int64[S]: which of their sequences was in them
+    ends: np.ndarray  # int32[S]: tokens that have KV when the step is complete
+    rows: TokenRows  # of the N tokens
     edits: LogitEdits | None  # of their logits
     owners: np.ndarray  # int64[N]: the slot whose tokens each new token follows; for a branch, its prompt's
     positions: np.ndarray  # int32[N], of the tokens
-    is_last: np.ndarray | None  # bool[N]: rows that reach their greatest length with this token; None: no row does
+    is_last: np.ndarray | None  # bool[N]: its sequence reaches its greatest length with it; None: none does
     scored: ScoredRows | None
     embedded: np.ndarray | None  # int64[P], the slots of prompts that are pooled
+
+    inputs: np.ndarray | None  # int32[N], the queries' own tokens; None: no row has several tokens
 
     @classmethod
     def of(cls, batch: BatchState, plan: StepPlan, step: StepInput, rows: TokenRows) -> "Launched":
         """Describes the step that is being launched."""
-        positions = step.seq_lens if plan.only_decodes else step.seq_lens[step.sample_rows]
+        tokens, owners = step.tokens, plan.slots
+        positions = tokens.seq_lens
+        if not plan.only_decodes:
+            positions, owners = tokens.positions[step.sampled] + 1, owners[tokens.rows_of(step.sampled)]
         is_last = positions + 1 >= rows.max_len
         return cls(
             only_decodes=plan.only_decodes,
             num_closed=batch.num_closed,
             slots=plan.slots,
             serials=rows.serials if plan.only_decodes else batch.serial[plan.slots],
-            ends=step.seq_lens,
+            ends=tokens.seq_lens,
             rows=rows,
             edits=step.sampling.edits,
-            owners=plan.slots if plan.only_decodes else plan.slots[step.sample_rows],
+            owners=owners,
             positions=positions,
             is_last=is_last if is_last.any() else None,
             scored=_scored_rows(plan, step),
             embedded=None if step.pooled is None else plan.slots[batch.features[plan.slots] & EMBEDS != 0],
+            inputs=None if rows.firsts is None else tokens.token_ids[step.sampled],
         )
+
+    def holding(self, batch: BatchState, output: StepOutput) -> tuple["Launched", StepOutput]:
+        """Returns the step and its output without tokens that do not hold: after a wrong draft, or after the end."""
+        assert self.inputs is not None
+        finish = self.rows.finish(output.token_ids, self.is_last)
+        holding = self.rows.holding(self.inputs, output.token_ids, finish, self.edits)
+        left, output = self._part(batch, np.ones(len(self.slots), dtype=np.bool_), holding, output)
+        ends = np.zeros(batch.max_num_seqs, dtype=np.int32)
+        ends[self.slots] = self.ends
+        ends[left.owners] = left.positions  # of each row's last token; what drafts beyond it left there is overwritten
+        left.ends = ends[self.slots]
+        return left, output
 
     def without_closed(self, batch: BatchState, output: StepOutput) -> tuple["Launched", StepOutput]:
         """Returns the part of the step, and of its output, that belongs to sequences which still have their slots."""
         here = batch.serial[self.slots] == self.serials
-        rows = batch.serial[self.rows.slots] == self.rows.serials
+        return self._part(batch, here, batch.serial[self.rows.slots] == self.rows.serials, output)
+
+    def _part(
+        self, batch: BatchState, here: np.ndarray, tokens: np.ndarray, output: StepOutput
+    ) -> tuple["Launched", StepOutput]:
+        """Returns some slots, bool[S], and some tokens, bool[N], of the step and of its output."""
         scored = None if self.scored is None else np.isin(self.scored.slots, self.slots[here])
         embedded = None if self.embedded is None else np.isin(self.embedded, self.slots[here])
         launched = Launched(
@@ -145,17 +192,18 @@ class Launched:
             slots=self.slots[here],
             serials=self.serials[here],
             ends=self.ends[here],
-            rows=TokenRows(batch, self.rows.slots[rows]),
+            rows=TokenRows(batch, self.rows.slots[tokens], several=self.inputs is not None),
             edits=None,  # looked at before
-            owners=self.owners[rows],
-            positions=self.positions[rows],
-            is_last=None if self.is_last is None else self.is_last[rows],
+            owners=self.owners[tokens],
+            positions=self.positions[tokens],
+            is_last=None if self.is_last is None else self.is_last[tokens],
             scored=None if self.scored is None or scored is None else _taken(self.scored, scored),
             embedded=None if self.embedded is None else self.embedded[embedded],
+            inputs=None if self.inputs is None else self.inputs[tokens],
         )
         return launched, StepOutput(
-            output.token_ids[rows],
-            None if output.logprobs is None else _taken(output.logprobs, rows),
+            output.token_ids[tokens],
+            None if output.logprobs is None else _taken(output.logprobs, tokens),
             None if output.scored is None or scored is None else _taken(output.scored, scored),
             None if output.pooled is None else output.pooled[embedded],
         )
@@ -171,4 +219,4 @@ def _scored_rows(plan: StepPlan, step: StepInput) -> ScoredRows | None:
         return None
     queries = step.scored.queries
     owners = np.repeat(plan.slots, plan.counts)[queries]
-    return ScoredRows(owners, step.positions[queries] + 1, step.scored.successors, step.scored.num_logprobs)
+    return ScoredRows(owners, step.tokens.positions[queries] + 1, step.scored.successors, step.scored.num_logprobs)

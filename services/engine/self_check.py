@@ -16,6 +16,7 @@ from services.engine.runner.base import (
     SamplingBatch,
     ScoredTokens,
     StepInput,
+    StepTokens,
 )
 
 _NUM_DECODED = 4  # of the tokens that are computed, one by one
@@ -80,17 +81,15 @@ class SelfCheck:
         sampling.named = NamedLogprobs(np.zeros(1, dtype=np.int64), tokens[None, end : end + 1].astype(np.int64))
         queries = np.arange(0, end - start - 1, _SCORED_EVERY)
         scored = ScoredTokens(queries, tokens[start + queries + 1], np.zeros(len(queries), dtype=np.int32))
-        step = StepInput(
+        step = StepTokens(
             token_ids=tokens[start:end],
             positions=np.arange(start, end, dtype=np.int32),
             query_starts=np.array([0, end - start], dtype=np.int32),
             seq_lens=end * one,
             block_tables=np.array([runner.spare_blocks], dtype=np.int32),
-            sample_rows=0 * one,
-            sampling=sampling,
-            scored=scored if len(queries) else None,
         )
-        runner.launch(step)
+        last = np.array([end - start - 1], dtype=np.int64)
+        runner.launch(StepInput.of(step, last, sampling, scored if len(queries) else None))
         output = runner.collect()
         assert output.logprobs is not None
         numbers = [output.logprobs.top[0, :1], *([] if output.scored is None else [output.scored.sampled])]

@@ -80,11 +80,10 @@ class PendingFrames:
 def build_frame(rows: list[StepRows], gateway: GatewayId, failures: list[Failure], load: Load) -> Frame:
     """Makes a frame of everything in `rows` that is for this gateway, in order."""
     parts = [part if part.gateway == gateway else _rows_for(part, gateway) for part in rows]
-    handles = _joined([part.handles for part in parts], np.uint32)
     return Frame(
-        handles=handles,
+        handles=_joined([part.handles for part in parts], np.uint32),
         positions=_joined([part.positions for part in parts], np.uint32),
-        counts=np.ones(len(handles), dtype=np.uint32),
+        counts=_joined([part.counts for part in parts], np.uint32),
         tokens=_joined([part.tokens for part in parts], np.int32),
         finish=_joined([part.finish for part in parts], np.uint8),
         cached=_joined([part.cached for part in parts], np.int32),
@@ -110,15 +109,16 @@ def _joined(columns: list[np.ndarray], dtype: type) -> np.ndarray:
 
 def _rows_for(part: StepRows, gateway: GatewayId) -> StepRows:
     mine = part.gateways == np.uint64(gateway)
+    tokens = np.repeat(mine, part.counts)
     logprobs = part.logprobs and StepLogprobs(
-        part.logprobs.sampled[mine], part.logprobs.top_ids[mine], part.logprobs.top[mine]
+        part.logprobs.sampled[tokens], part.logprobs.top_ids[tokens], part.logprobs.top[tokens]
     )
     columns = {
         field.name: getattr(part, field.name)[mine]
         for field in fields(StepRows)
-        if field.name not in ("gateway", "logprobs")
+        if field.name not in ("gateway", "tokens", "logprobs")
     }
-    return StepRows(gateway=gateway, logprobs=logprobs, **columns)
+    return StepRows(gateway=gateway, tokens=part.tokens[tokens], logprobs=logprobs, **columns)
 
 
 def _pack_logprobs(parts: list[StepRows]) -> PackedLogprobs | None:
@@ -128,9 +128,10 @@ def _pack_logprobs(parts: list[StepRows]) -> PackedLogprobs | None:
     for part in parts:
         if part.logprobs is None:
             continue
-        sampled.append(part.logprobs.sampled[part.widths >= 0])
-        inside = np.arange(part.logprobs.top_ids.shape[1]) < part.widths[:, None]
+        widths = np.repeat(part.widths, part.counts)  # of each token
+        sampled.append(part.logprobs.sampled[widths >= 0])
+        inside = np.arange(part.logprobs.top_ids.shape[1]) < widths[:, None]
         top_ids.append(part.logprobs.top_ids[inside])
         top.append(part.logprobs.top[inside])
-    widths = [part.widths for part in parts]
-    return PackedLogprobs(*(np.concatenate(columns) for columns in (widths, sampled, top_ids, top)))
+    of_rows = [part.widths for part in parts]
+    return PackedLogprobs(*(np.concatenate(columns) for columns in (of_rows, sampled, top_ids, top)))

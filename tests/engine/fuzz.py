@@ -24,6 +24,7 @@ from services.engine.schedulers.prefill import PrefillScheduler
 from services.engine.sequences.batch_state import Phase
 from services.engine.sequences.request import Kind
 from services.engine.sequences.request_table import State
+from tests.engine.drafting import DraftingScheduler
 from tests.engine.harness import GATEWAY, make_engine
 
 STEPS = 60
@@ -93,12 +94,14 @@ class Traffic:
         max_len = rng.choice([12, 20, 32])
         vocab_size = rng.choice([20, 1000])
         budget = rng.choice([3, 8, 24])
+        self.drafts = DraftingScheduler(budget, self._expected, right=0.8, vocab_size=vocab_size, seed=self.seed)
+        decodes = self.drafts if rng.random() < 0.4 else DecodeScheduler(budget, prefill_chunk=budget)
         self.driven = make_engine(
             num_blocks=rng.choice([6, 10, 16, 32]),
             block_size=self.size,
             max_num_seqs=rng.choice([3, 5, 9]),
             max_model_len=max_len,
-            scheduler=PrefillScheduler(budget) if self.produces else DecodeScheduler(budget, prefill_chunk=budget),
+            scheduler=PrefillScheduler(budget) if self.produces else decodes,
             vocab_size=vocab_size,
             window=window,
             depth=rng.choice([0, 1]),
@@ -108,6 +111,13 @@ class Traffic:
         self.stems = [[rng.randrange(vocab_size) for _ in range(5 * self.size)] for _ in range(2)]
         self.sequences = self.driven.engine.sequences
         self.announced = 0
+
+    def _expected(self, handle: int, position: int) -> list[int]:
+        """Returns what a choice says from a position on, as far as that is computed here."""
+        choice = self.asked.get(handle)
+        if choice is None or choice.tokens is None:
+            return []
+        return choice.tokens[position - len(self.prompts[choice.group]) :]
 
     # What can happen.
 

@@ -13,7 +13,7 @@ from services.engine.engine import Engine
 from services.engine.runner.simulated import SimulatedRunner
 from services.engine.schedulers.base import Scheduler
 from services.engine.schedulers.decode import DecodeScheduler
-from services.engine.sequences.outputs import row_logprobs
+from services.engine.sequences.outputs import StepRows, row_logprobs
 from services.engine.sequences.request import Branch, Kind, Request
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Failure, TokenLogprobs
@@ -103,12 +103,9 @@ class Driven:
     def take(self) -> None:
         outputs = self.engine.take_outputs()
         for rows in outputs.rows:
-            columns = (rows.handles, rows.positions, rows.tokens, rows.finish, rows.cached)
-            for row, (handle, position, token, finish, cached) in enumerate(
-                zip(*(column.tolist() for column in columns), strict=True)
-            ):
+            for row, nth, (handle, position, token, finish, cached) in _tokens_of(rows):
                 if position < self.num_prompt[handle]:
-                    scores, score = self.scores.setdefault(handle, []), row_logprobs(rows, row)
+                    scores, score = self.scores.setdefault(handle, []), row_logprobs(rows, row, nth)
                     assert score is not None
                     assert (cached, finish) == (-1, 0)
                     if position <= len(scores):  # again, after a preemption
@@ -117,7 +114,7 @@ class Driven:
                         assert position == len(scores) + 1
                         scores.append(score)
                     continue
-                if (logprobs := row_logprobs(rows, row)) is not None:
+                if (logprobs := row_logprobs(rows, row, nth)) is not None:
                     self.logprobs.setdefault(handle, []).append(logprobs)
                     assert handle in self.naming or not logprobs.top or logprobs.top[0][0] == token
                 first = not self.tokens.get(handle)
@@ -143,6 +140,21 @@ class Driven:
         sequences.check()
         assert not sequences.requests.ids
         assert sequences.pool.available == sequences.pool.num_blocks
+
+
+def _tokens_of(rows: StepRows) -> Iterator[tuple[int, int, tuple[int, int, int, int, int]]]:
+    """Yields row, number in it, and handle, position, token, finish reason and cached tokens of each token."""
+    tokens = iter(rows.tokens.tolist())
+    columns = (rows.handles, rows.positions, rows.counts, rows.finish, rows.cached)
+    for row, (handle, position, size, finish, cached) in enumerate(
+        zip(*(column.tolist() for column in columns), strict=True)
+    ):
+        assert size > 0
+        for nth in range(size):
+            is_first, is_last = nth == 0, nth == size - 1
+            ends, told = finish if is_last else 0, cached if is_first else -1
+            yield row, nth, (handle, position + nth, next(tokens), ends, told)
+    assert next(tokens, None) is None
 
 
 def make_engine(

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from services.engine.runner.base import Runner, SamplingBatch, StepInput
+from services.engine.runner.base import Runner, SamplingBatch, StepInput, StepTokens
 
 
 @dataclass
@@ -42,25 +42,24 @@ def step(runner: Runner, rows: list[Row], chunk: int, num_logprobs: int = -1) ->
     """One step: up to `chunk` tokens of each row; rows whose last known token was computed get the next."""
     counts = [min(chunk, len(row.tokens) - row.computed) for row in rows]
     ends = [row.computed + count for row, count in zip(rows, counts, strict=True)]
-    sample_rows = [index for index, row in enumerate(rows) if ends[index] == len(row.tokens)]
+    sampled = [index for index, row in enumerate(rows) if ends[index] == len(row.tokens)]
     tables = np.zeros((len(rows), max(len(row.blocks) for row in rows)), np.int32)
     for index, row in enumerate(rows):
         tables[index, : len(row.blocks)] = row.blocks
-    runner.launch(
-        StepInput(
-            token_ids=_packed([row.tokens[row.computed : end] for row, end in zip(rows, ends, strict=True)]),
-            positions=_packed([list(range(row.computed, end)) for row, end in zip(rows, ends, strict=True)]),
-            query_starts=np.cumsum([0, *counts], dtype=np.int32),
-            seq_lens=np.array(ends, np.int32),
-            block_tables=tables,
-            sample_rows=np.array(sample_rows, np.int32),
-            sampling=SamplingBatch.greedy(len(sample_rows), num_logprobs),
-        )
+    starts = np.cumsum([0, *counts], dtype=np.int32)
+    tokens = StepTokens(
+        token_ids=_packed([row.tokens[row.computed : end] for row, end in zip(rows, ends, strict=True)]),
+        positions=_packed([list(range(row.computed, end)) for row, end in zip(rows, ends, strict=True)]),
+        query_starts=starts,
+        seq_lens=np.array(ends, np.int32),
+        block_tables=tables,
     )
+    queries = starts[1:][sampled].astype(np.int64) - 1
+    runner.launch(StepInput.of(tokens, queries, SamplingBatch.greedy(len(sampled), num_logprobs)))
     output = runner.collect()
     for row, end in zip(rows, ends, strict=True):
         row.computed = end
-    for at, index in enumerate(sample_rows):
+    for at, index in enumerate(sampled):
         rows[index].tokens.append(int(output.token_ids[at]))
         if output.logprobs is not None:
             found = output.logprobs

@@ -92,7 +92,7 @@ def test_many_prompts_are_computed_in_one_step(tmp_path: Path, monkeypatch: pyte
     launch = TorchRunner.launch
 
     def counted(self: TorchRunner, step: StepInput) -> None:
-        sizes.append((len(step.seq_lens), len(step.sample_rows)))
+        sizes.append((len(step.tokens.seq_lens), len(step.sampled)))
         launch(self, step)
 
     monkeypatch.setattr(TorchRunner, "launch", counted)

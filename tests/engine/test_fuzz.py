@@ -39,6 +39,7 @@ def test_the_seeds_cover_what_can_happen():
     assert sum(len(traffic.ended) for traffic in seen) > 100
     assert sum(len(traffic.driven.finish) for traffic in seen) > 400
     assert sum(len(traffic.driven.announced) for traffic in seen) > 50
+    assert sum(traffic.drafts.num_planned for traffic in seen) > 200
 
 
 def test_the_oracle_says_what_an_engine_says():

@@ -184,7 +184,7 @@ class CheckedRunner(SimulatedRunner):
     num_checked = 0
 
     def launch(self, step: StepInput) -> None:
-        self.num_checked += bool(np.isin(step.block_tables, list(self.spare_blocks)).all())
+        self.num_checked += bool(np.isin(step.tokens.block_tables, list(self.spare_blocks)).all())
         super().launch(step)
 
 

@@ -31,7 +31,7 @@ class WatchedRunner(SimulatedRunner):
 
     def launch(self, step: StepInput) -> None:
         self.events.append("launch")
-        self.num_carried.append(0 if step.carried is None else len(step.carried.queries))
+        self.num_carried.append(int((step.tokens.token_ids < 0).sum()))
         super().launch(step)
 
     def collect(self) -> StepOutput:

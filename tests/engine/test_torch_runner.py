@@ -10,13 +10,12 @@ import torch
 
 from services.config import DeviceKind
 from services.config.engine import EngineConfig
-from services.engine.attention.base import PagedQueries
 from services.engine.attention.cpu_attention import CpuAttention, CpuPlan
 from services.engine.engine import Engine
 from services.engine.kernels.cpu import team
 from services.engine.kernels.cpu.team import rows_of_a_block
 from services.engine.models import decoder
-from services.engine.runner.base import StepInput
+from services.engine.runner.base import StepInput, StepTokens
 from services.engine.runner.cpu import torch_runner
 from services.engine.runner.cpu.torch_runner import TorchRunner
 from services.engine.runner.load import load_runner
@@ -228,10 +227,10 @@ def test_few_queries_get_what_they_get_among_all(shape: str, tmp_path: Path, mon
         runner = load(tmp_path)
         starts, lens = np.array([0, num_tokens], dtype=np.int32), np.array([num_tokens], dtype=np.int32)
         tables = np.arange(1, num_tokens // runner.layout.block_size + 2, dtype=np.int32)[None]
-        plan = runner._attention.prepare(PagedQueries(starts, lens, tables), runner.window)
-        ids, positions = torch.tensor(prompts_of([num_tokens])[0]), torch.arange(num_tokens, dtype=torch.int32)
+        ids, positions = np.array(prompts_of([num_tokens])[0], np.int32), np.arange(num_tokens, dtype=np.int32)
+        tokens = StepTokens(ids, positions, starts, lens, tables, np.array(queries, dtype=np.int64))
         with torch.inference_mode():
-            hidden = runner._model.forward(ids, positions, plan, torch.tensor(queries, dtype=torch.int64))
+            hidden = runner._model.forward(runner._input(tokens))
         return hidden, runner.kv_memory().array.copy()
 
     of_all, kv = run(range(num_tokens))

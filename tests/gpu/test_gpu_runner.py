@@ -1,7 +1,6 @@
 """The whole model on Triton's kernels: what GpuRunner computes is what `transformers` computes, recorded or not."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from services.engine.engine import Engine
 from services.engine.models.architectures import parse_model_config
 from services.engine.models.kv_scales import KvScales
 from services.engine.models.registry import load_weights, open_tensors
-from services.engine.runner.base import SamplingBatch, StepInput, spare_blocks
+from services.engine.runner.base import SamplingBatch, StepInput, StepTokens, spare_blocks
 from services.engine.runner.gpu.device import CudaDevice, Device, HostDevice
 from services.engine.runner.gpu.gpu_runner import GpuRunner, StepLimits
 from services.engine.runner.load_plan import kv_layout
@@ -201,19 +200,17 @@ def test_rows_that_get_several_tokens_or_none_are_no_step_of_decoding(tmp_path: 
     choices, beside one token of a prompt that goes on.
     """
     runner = make_runner(write_checkpoint(tmp_path / "model"))
-    step = StepInput(
+    tokens = StepTokens(
         token_ids=np.array([5, 9], dtype=np.int32),
         positions=np.zeros(2, dtype=np.int32),
         query_starts=np.array([0, 1, 2], dtype=np.int32),
         seq_lens=np.ones(2, dtype=np.int32),
         block_tables=np.array([[3], [4]], dtype=np.int32),
-        sample_rows=np.array([0, 1], dtype=np.int32),
-        sampling=SamplingBatch.greedy(2),
     )
-    runner.launch(step)
+    runner.launch(StepInput.of(tokens, np.array([0, 1]), SamplingBatch.greedy(2)))
     first, second = runner.collect().token_ids
     assert first != second
-    runner.launch(replace(step, sample_rows=np.zeros(2, dtype=np.int32)))
+    runner.launch(StepInput.of(tokens, np.zeros(2, dtype=np.int64), SamplingBatch.greedy(2)))
     assert runner.collect().token_ids.tolist() == [first, first]
 
 

@@ -60,7 +60,7 @@ def _look(worker: WorkerProcess) -> _Seen:
     for referenced in (*leases, *(blocks for _, blocks, _ in sequences.frees._waiting)):
         seen.holders.update(referenced.tolist())
     for step in worker.runner._launched:
-        for table, seq_len in zip(step.block_tables.tolist(), step.seq_lens.tolist(), strict=True):
+        for table, seq_len in zip(step.tokens.block_tables.tolist(), step.tokens.seq_lens.tolist(), strict=True):
             seen.in_use.update(table[: -(-seq_len // sequences.batch.block_size)])
     for request in requests.in_state(State.WAITING):
         if request.kind is Kind.PRODUCE:

@@ -82,7 +82,7 @@ class _Listed(SimulatedRunner):
         self._happened = happened
 
     def launch(self, step: StepInput) -> None:
-        self._happened.append(f"step of {len(step.seq_lens)}")
+        self._happened.append(f"step of {len(step.tokens.seq_lens)}")
         super().launch(step)
 
 

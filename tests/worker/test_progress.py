@@ -20,7 +20,7 @@ class SlowRunner(SimulatedRunner):
     """Takes long for a step in which a prompt begins."""
 
     def launch(self, step: StepInput) -> None:
-        if step.positions.min() == 0:
+        if step.tokens.positions.min() == 0:
             time.sleep(LONG_STEP_S)
         super().launch(step)
 

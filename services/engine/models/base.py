@@ -1,5 +1,6 @@
 """The seam between models and the rest of the engine: a forward pass."""
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -14,21 +15,28 @@ class Weights(Protocol):
         """Returns the dtype in which the model computes."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelInput:
+    """A step's tokens on the model's device: T tokens of R rows, which lie one after the other."""
+
+    token_ids: Tensor  # int64[T]
+    positions: Tensor  # int[T]
+    row_starts: Tensor  # int[R + 1]: row r has the tokens from row_starts[r] to row_starts[r + 1]
+    plan: Any  # the attention backend's, of this step
+    queries: Tensor | None  # int64[Q], tokens whose successors are wanted, in any order; None: all tokens
+
+
 class Model(Protocol):
     """A model over one attention backend, and so over one pool of KV blocks."""
 
-    def forward(self, token_ids: Tensor, positions: Tensor, plan: Any, queries: Tensor) -> Tensor:
-        """Runs T tokens (int64[T] ids, int[T] positions), and stores their KV.
-
-        The tokens of all rows lie one after the other; only attention knows which row a token belongs to. plan: the
-        attention backend's plan of this step. queries: int64[N], the tokens whose successor is wanted. Returns their
-        hidden states for `logits`, [N, width].
-        """
+    def forward(self, step: ModelInput) -> Tensor:
+        """Runs all tokens and stores their KV. Returns the hidden states of the queries for `logits`, [Q, width]."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns the logits of the successors, [N, vocab]."""
 
-    def all_logits(self, token_ids: Tensor, positions: Tensor, plan: Any) -> Tensor:
-        """Returns the logits of all tokens' successors, [T, vocab], at once if that is faster. They are valid until the
-        next step.
+    def all_logits(self, step: ModelInput) -> Tensor:
+        """Returns the logits of all tokens' successors, [T, vocab], whatever the queries; at once if that is faster.
+
+        They are valid until the next step.
         """

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from services.engine.attention.base import Attention
 from services.engine.kernels.base import Operations, Rows
+from services.engine.models.base import ModelInput
 from services.engine.models.config import DecoderConfig
 from services.engine.models.linear import Linear
 from services.engine.models.rope import inverse_frequencies, magnitude, rotation
@@ -45,29 +46,29 @@ class Decoder:
         self._norms_after = (*(layer.input_norm for layer in weights.layers[1:]), weights.final_norm)
         self._last_parts = self._parts_of_last()
 
-    def forward(self, token_ids: Tensor, positions: Tensor, plan: Any, queries: Tensor) -> Tensor:
+    def forward(self, step: ModelInput) -> Tensor:
         """See `Model.forward`."""
-        if 2 * len(queries) > len(token_ids):  # copies of so many rows would take more memory than any other layer
-            return self._run(token_ids, positions, plan, None, with_logits=False)[queries]
-        return self._run(token_ids, positions, plan, queries, with_logits=False)
+        queries = step.queries
+        if queries is None or 2 * len(queries) <= len(step.token_ids):
+            return self._run(step, queries, with_logits=False)
+        # Copies of so many rows would take more memory than any other layer.
+        return self._run(step, None, with_logits=False)[queries]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Model.logits`."""
         return self._weights.lm_head(hidden)
 
-    def all_logits(self, token_ids: Tensor, positions: Tensor, plan: Any) -> Tensor:
+    def all_logits(self, step: ModelInput) -> Tensor:
         """See `Model.all_logits`."""
         if self._weights.lm_head.is_kernel:
-            return self._run(token_ids, positions, plan, None, with_logits=True)
-        return self.logits(self._run(token_ids, positions, plan, None, with_logits=False))
+            return self._run(step, None, with_logits=True)
+        return self.logits(self._run(step, None, with_logits=False))
 
-    def _run(
-        self, token_ids: Tensor, positions: Tensor, plan: Any, queries: Tensor | None, *, with_logits: bool
-    ) -> Tensor:
+    def _run(self, step: ModelInput, queries: Tensor | None, *, with_logits: bool) -> Tensor:
         """Returns the output of the last norm for the queries, or their logits. queries: None for all tokens."""
-        weights = self._weights
-        turn = rotation(self._inverse_frequencies, positions, weights.dtype, self._magnitude)
-        x = weights.embedding[token_ids]
+        weights, plan = self._weights, step.plan
+        turn = rotation(self._inverse_frequencies, step.positions, weights.dtype, self._magnitude)
+        x = weights.embedding[step.token_ids]
 
         def body(some: Tensor | None) -> Tensor:
             hidden = self._run_layers(x, turn, plan, some)

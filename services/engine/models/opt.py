@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from services.engine.attention.base import Attention
 from services.engine.kernels.base import Operations
+from services.engine.models.base import ModelInput
 from services.engine.models.linear import Linear
 from services.engine.models.opt_config import POSITION_OFFSET, OptConfig
 from services.engine.models.tensors import Tensors
@@ -84,25 +85,26 @@ class Opt:
         self._weights = weights
         self._attention = attention
 
-    def forward(self, token_ids: Tensor, positions: Tensor, plan: Any, queries: Tensor) -> Tensor:
+    def forward(self, step: ModelInput) -> Tensor:
         """See `Model.forward`."""
-        return self._end(self._run_layers(token_ids, positions, plan)[queries])
+        x = self._run_layers(step)
+        return self._end(x if step.queries is None else x[step.queries])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Model.logits`."""
         return self._weights.lm_head(hidden)
 
-    def all_logits(self, token_ids: Tensor, positions: Tensor, plan: Any) -> Tensor:
+    def all_logits(self, step: ModelInput) -> Tensor:
         """See `Model.all_logits`."""
-        return self.logits(self._end(self._run_layers(token_ids, positions, plan)))
+        return self.logits(self._end(self._run_layers(step)))
 
-    def _run_layers(self, token_ids: Tensor, positions: Tensor, plan: Any) -> Tensor:
+    def _run_layers(self, step: ModelInput) -> Tensor:
         """Runs all layers. Returns [T, hidden]."""
-        weights, norm_first = self._weights, self._config.norm_first
-        x = weights.embedding[token_ids]
+        weights, norm_first, plan = self._weights, self._config.norm_first, step.plan
+        x = weights.embedding[step.token_ids]
         if weights.project_in is not None:
             x = weights.project_in(x)
-        x = x + weights.positions[positions + POSITION_OFFSET]
+        x = x + weights.positions[step.positions + POSITION_OFFSET]
         for index, layer in enumerate(weights.layers):
             if norm_first:
                 x = x + self._attend(index, layer, layer.attention_norm(x), plan)

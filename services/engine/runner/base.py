@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -74,7 +75,7 @@ class NamedLogprobs:
 
 @dataclass(slots=True, eq=False)
 class SamplingBatch:
-    """Parameters of the rows that get a token in this step. N rows; arrays are parallel."""
+    """Parameters of the N tokens that a step samples; arrays are parallel. A row of these, and of edits, is a token."""
 
     temperature: np.ndarray  # float32[N]; 0: greedy
     top_k: np.ndarray  # int32[N]; -1: off
@@ -140,37 +141,84 @@ class PooledTokens:
 
 
 @dataclass(slots=True, eq=False)
-class CarriedTokens:
-    """C of a step's query tokens that the previously launched step samples. In `token_ids` they are -1.
+class StepTokens:
+    """The tokens that a step computes: T query tokens of R rows (sequences), as plain arrays.
 
-    The host does not know them when it launches the step; the runner takes them from the sampled ids.
+    A forward pass needs nothing else of a step. Rows are packed one after the other: row r's query tokens are
+    query_starts[r] to query_starts[r + 1], and are the last ones of its seq_lens[r] tokens. Their KV is written before
+    attention reads it.
     """
 
-    queries: np.ndarray  # int64[C]: among the step's T query tokens
-    sampled: np.ndarray  # int64[C]: among the N tokens of the step before, in the order of its `sample_rows`
-
-
-@dataclass(slots=True, eq=False)
-class StepInput:
-    """One step over R rows (sequences) with T query tokens in all.
-
-    Rows are packed one after the other: row r's query tokens are query_starts[r] to query_starts[r + 1], and are the
-    last ones of its seq_lens[r] tokens. Their KV is written before attention reads it. The arrays belong to the engine
-    and do not change until the step is collected.
-    """
-
-    token_ids: np.ndarray  # int32[T]; -1 for tokens of `carried`
+    token_ids: np.ndarray  # int32[T]; -1 - n: the n-th token that the step launched before samples, for a runner to put
     positions: np.ndarray  # int32[T]
     query_starts: np.ndarray  # int32[R + 1]
     seq_lens: np.ndarray  # int32[R], this step's tokens included
     block_tables: np.ndarray  # int32[R, B]; entries past a row's blocks, or of blocks freed behind a window, are 0
-    sample_rows: np.ndarray  # int32[N]: rows whose last query token is followed by a sampled one
+    queries: np.ndarray = field(default_factory=lambda: NO_ROWS)  # int64[Q]: of which hidden states are wanted
+
+    def rows_of(self, queries: np.ndarray) -> np.ndarray:
+        """Returns the rows that these query tokens belong to, int64[n]."""
+        rows: np.ndarray = np.searchsorted(self.query_starts, queries, side="right") - 1
+        return rows
+
+    def to_bytes(self) -> bytes:
+        """Returns the arrays as bytes, for `from_bytes` in another process of the same byte order."""
+        tables = self.block_tables
+        sizes = np.array([len(self.token_ids), *tables.shape, len(self.queries)], dtype=np.int64)
+        arrays = (self.queries, self.token_ids, self.positions, self.query_starts, self.seq_lens, tables)
+        return b"".join(array.tobytes() for array in (sizes, *arrays))
+
+    @classmethod
+    def from_bytes(cls, packed: bytes) -> "StepTokens":
+        """Returns the tokens of `to_bytes`. The arrays are views of the bytes."""
+        num_tokens, num_rows, num_blocks, num_queries = np.frombuffer(packed, np.int64, 4).tolist()
+        queries = np.frombuffer(packed, np.int64, num_queries, offset=32)
+        sizes = (num_tokens, num_tokens, num_rows + 1, num_rows, num_rows * num_blocks)
+        numbers = np.frombuffer(packed, np.int32, sum(sizes), offset=32 + queries.nbytes)
+        ids, positions, starts, lens, tables = np.split(numbers, list(accumulate(sizes[:-1])))
+        return cls(ids, positions, starts, lens, tables.reshape(num_rows, num_blocks), queries)
+
+
+@dataclass(slots=True, eq=False)
+class StepInput:
+    """One step: the tokens that it computes, and what becomes of their hidden states.
+
+    `tokens.queries` are those of `sampled`, `scored`, `pooled` and `watched`, in this order. The arrays belong to the
+    engine and do not change until the step is collected.
+    """
+
+    tokens: StepTokens
+    sampled: np.ndarray  # int64[N]: query tokens that are followed by a sampled one; those of a row one after the other
     sampling: SamplingBatch
+    watched: np.ndarray = field(default_factory=lambda: NO_ROWS)  # int64[W]: the last query of each row without a token
     scored: ScoredTokens | None = None
     pooled: PooledTokens | None = None
-    carried: CarriedTokens | None = None  # only in steps that are launched while another one is under way
     # Called in `launch`, at most once, when the runner has done most of what it needs Python for.
     on_computing: Callable[[], None] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        tokens: StepTokens,
+        sampled: np.ndarray,
+        sampling: SamplingBatch,
+        scored: ScoredTokens | None = None,
+        pooled: PooledTokens | None = None,
+    ) -> "StepInput":
+        """Makes a step of tokens without `queries`, which it sets."""
+        gets_none = np.ones(len(tokens.seq_lens), dtype=np.bool_)
+        gets_none[tokens.rows_of(sampled)] = False
+        watched = tokens.query_starts[1:][gets_none].astype(np.int64) - 1
+        others = [part.queries for part in (scored, pooled) if part is not None]
+        tokens.queries = np.concatenate([sampled, *others, watched])
+        return cls(tokens, sampled, sampling, watched, scored, pooled)
+
+    @property
+    def parts(self) -> tuple[int, int, int, int]:
+        """The numbers of queries of `sampled`, `scored`, `pooled` and `watched`."""
+        scored = 0 if self.scored is None else len(self.scored.queries)
+        pooled = 0 if self.pooled is None else len(self.pooled.queries)
+        return len(self.sampled), scored, pooled, len(self.watched)
 
 
 @dataclass(slots=True, eq=False)
@@ -189,11 +237,11 @@ class StepLogprobs:
 
 @dataclass(slots=True, eq=False)
 class StepOutput:
-    """The tokens that a step sampled, in the order of `sample_rows`. The arrays belong to the engine and do not change
-    later.
+    """The tokens that a step sampled, in the order of `StepInput.sampled`. The arrays belong to the engine and do not
+    change later.
     """
 
-    token_ids: np.ndarray  # int32[N]; -1: the row's logits, before edits, are not all finite
+    token_ids: np.ndarray  # int32[N]; NOT_FINITE: the logits, before edits, are not all finite
     logprobs: StepLogprobs | None
     scored: StepLogprobs | None = None  # for the S successors; NaN: logits are not all finite
     pooled: np.ndarray | None = None  # float32[P, embedding_size]: sums of hidden states, after the last norm

@@ -12,39 +12,20 @@ import numpy as np
 from services.engine.runner.base import NO_ROWS, StepInput, StepOutput
 
 
-def watched_rows(step: StepInput) -> np.ndarray:
-    """Returns the rows whose last token's hidden state is looked at, int64[W]: all that get no token."""
-    gets_none = np.ones(len(step.seq_lens), dtype=np.bool_)
-    gets_none[step.sample_rows] = False
-    return np.flatnonzero(gets_none)
-
-
-def last_queries(step: StepInput, rows: np.ndarray) -> np.ndarray:
-    """Returns the last query token of each of these rows, int64[n]."""
-    last: np.ndarray = step.query_starts[rows + 1].astype(np.int64) - 1
-    return last
-
-
 def rows_not_finite(step: StepInput, output: StepOutput, watched: np.ndarray | None = None) -> np.ndarray:
     """Returns the rows in which something is not finite, int64[M]; usually none.
 
-    watched: bool[W], whether the hidden states of `watched_rows` are finite. None: there are no such rows.
+    watched: bool[W], whether the hidden states of `step.watched` are finite. None: nobody looked.
     """
-    rows = []
+    queries = []
     if len(output.token_ids) and output.token_ids.min() < 0:
-        rows.append(step.sample_rows[output.token_ids < 0])
+        queries.append(step.sampled[output.token_ids < 0])
     if watched is not None and not watched.all():
-        rows.append(watched_rows(step)[~watched])
+        queries.append(step.watched[~watched])
     if step.scored is not None and output.scored is not None:
-        rows.append(_rows_of(step, step.scored.queries[~np.isfinite(output.scored.sampled)]))
+        queries.append(step.scored.queries[~np.isfinite(output.scored.sampled)])
     if step.pooled is not None and output.pooled is not None:
         ended = ~np.isfinite(output.pooled).all(axis=1)
-        rows.append(_rows_of(step, step.pooled.queries[step.pooled.starts[:-1][ended]]))
-    found = np.concatenate(rows) if rows else NO_ROWS
-    return np.unique(found) if len(found) else NO_ROWS
-
-
-def _rows_of(step: StepInput, queries: np.ndarray) -> np.ndarray:
-    """Returns the rows that these query tokens belong to."""
-    rows: np.ndarray = np.searchsorted(step.query_starts, queries, side="right") - 1
-    return rows
+        queries.append(step.pooled.queries[step.pooled.starts[:-1][ended]])
+    found = np.concatenate(queries) if queries else NO_ROWS
+    return np.unique(step.tokens.rows_of(found)) if len(found) else NO_ROWS

@@ -19,9 +19,10 @@ from services.engine.runner.base import (
     StepInput,
     StepLogprobs,
     StepOutput,
+    StepTokens,
     spare_blocks,
 )
-from services.engine.runner.not_finite import last_queries, rows_not_finite, watched_rows
+from services.engine.runner.not_finite import rows_not_finite
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
@@ -88,16 +89,13 @@ class SimulatedRunner:
 
     def _compute(self, step: StepInput) -> StepOutput:
         """Writes this step's KV, then reads whole sequences back through their block tables."""
-        token_ids = step.token_ids.copy()
-        if step.carried is not None:
-            token_ids[step.carried.queries] = np.maximum(self._sampled[step.carried.sampled], 0)
-        assert token_ids.min() >= 0
-        counts = np.diff(step.query_starts)
+        token_ids, positions = self._known(step.tokens.token_ids), step.tokens.positions
+        counts = np.diff(step.tokens.query_starts)
         rows = np.repeat(np.arange(len(counts)), counts)
-        block, offset = np.divmod(step.positions, self.layout.block_size)
-        self._pool[step.block_tables[rows, block], 0, offset] = token_ids
-        self._pool[step.block_tables[rows, block], 1, offset] = step.positions
-        tokens = self._followers(step.block_tables[step.sample_rows], step.seq_lens[step.sample_rows] - 1)
+        block, offset = np.divmod(positions, self.layout.block_size)
+        self._pool[step.tokens.block_tables[rows, block], 0, offset] = token_ids
+        self._pool[step.tokens.block_tables[rows, block], 1, offset] = positions
+        tokens = self._followers(step.tokens, step.sampled)
         tokens = self._moved_by_chance(tokens, step.sampling)
         if step.sampling.settles:
             self._settle(tokens, step.sampling.edits)
@@ -108,32 +106,38 @@ class SimulatedRunner:
             self._spoil(output, step, self.nan_token)
         return output
 
+    def _known(self, token_ids: np.ndarray) -> np.ndarray:
+        """Puts the tokens of the step before in their places."""
+        carried = token_ids < 0
+        known = token_ids.copy()
+        known[carried] = np.maximum(self._sampled[-1 - token_ids[carried]], 0)
+        return known
+
     def _spoil(self, output: StepOutput, step: StepInput, nan_token: int) -> None:
         """Puts NaN, and NOT_FINITE for tokens, where the NaN token is seen."""
 
         def spoilt(queries: np.ndarray) -> np.ndarray:
-            rows = np.searchsorted(step.query_starts, queries, side="right") - 1
-            tokens = self._content(step.block_tables[rows])[..., 0]
-            found = (tokens == nan_token) & self._seen(tokens.shape[1], step.positions[queries])
+            rows = step.tokens.rows_of(queries)
+            tokens = self._content(step.tokens.block_tables[rows])[..., 0]
+            found = (tokens == nan_token) & self._seen(tokens.shape[1], step.tokens.positions[queries])
             anywhere: np.ndarray = found.any(axis=1)
             return anywhere
 
-        output.token_ids[spoilt(last_queries(step, step.sample_rows))] = NOT_FINITE
+        output.token_ids[spoilt(step.sampled)] = NOT_FINITE
         if step.scored is not None and output.scored is not None:
             output.scored.sampled[spoilt(step.scored.queries)] = np.nan
         if step.pooled is not None and output.pooled is not None:
             for index, (start, end) in enumerate(pairwise(step.pooled.starts.tolist())):
                 if spoilt(step.pooled.queries[start:end]).any():
                     output.pooled[index] = np.nan
-        watched = ~spoilt(last_queries(step, watched_rows(step)))
-        output.not_finite = rows_not_finite(step, output, watched)
+        output.not_finite = rows_not_finite(step, output, ~spoilt(step.watched))
 
-    def _followers(self, tables: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Returns the tokens that follow these positions of the sequences with these block tables, int32[N]."""
-        content = self._content(tables)
+    def _followers(self, step: StepTokens, queries: np.ndarray) -> np.ndarray:
+        """Returns the tokens that follow these query tokens, int32[N]."""
+        content = self._content(step.block_tables[step.rows_of(queries)])
         mixed = (content[..., 0].astype(np.uint64) + np.uint64(1)) * _MULTIPLIER
         mixed = (mixed ^ (mixed >> np.uint64(29))) * (content[..., 1].astype(np.uint64) * np.uint64(2) + np.uint64(1))
-        mixed[~self._seen(mixed.shape[1], positions)] = 0
+        mixed[~self._seen(mixed.shape[1], step.positions[queries])] = 0
         digest = mixed.sum(axis=1, dtype=np.uint64) * _MULTIPLIER
         followers: np.ndarray = ((digest >> np.uint64(33)) % np.uint64(self.vocab_size)).astype(np.int32)
         return followers
@@ -203,8 +207,7 @@ class SimulatedRunner:
         scored = step.scored
         if scored is None:
             return None
-        rows = np.searchsorted(step.query_starts, scored.queries, side="right") - 1
-        expected = self._followers(step.block_tables[rows], step.positions[scored.queries])
+        expected = self._followers(step.tokens, scored.queries)
         return self._spread(expected, scored.successors, int(scored.num_logprobs.max()))
 
     def _pooled(self, step: StepInput) -> np.ndarray | None:
@@ -212,9 +215,8 @@ class SimulatedRunner:
         pooled = step.pooled
         if pooled is None:
             return None
-        rows = np.searchsorted(step.query_starts, pooled.queries, side="right") - 1
-        positions = step.positions[pooled.queries]
-        hidden = np.stack([self._followers(step.block_tables[rows], positions), positions], axis=1).astype(np.float32)
+        positions = step.tokens.positions[pooled.queries]
+        hidden = np.stack([self._followers(step.tokens, pooled.queries), positions], axis=1).astype(np.float32)
         sums = [hidden[start:end].sum(axis=0) for start, end in pairwise(pooled.starts.tolist())]
         return np.stack(sums)
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 
 import llguidance
 import numpy as np
-from llguidance.numpy import consume_token_par, fill_next_token_bitmask_par
+from llguidance.numpy import consume_token_par, fill_next_token_bitmask, fill_next_token_bitmask_par
 
 from services.engine.runner.base import TokenMasks
 from services.engine.sampling.grammars import Grammar, Grammars
@@ -56,13 +56,15 @@ class GuidedSequence:
 
 @dataclass(slots=True, eq=False)
 class GuidedRow:
-    """A row that gets a token in the next step."""
+    """A token of the next step: the first one of its sequence's row, or one that comes after a draft."""
 
     row: int
     sequence: GuidedSequence
     new_tokens: list[int]  # generated since the sequence's last row
     banned: np.ndarray  # int[n], tokens that it must not choose now, unless there is no other
     never: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # int[n], must not in any case
+    draft: int | None = None  # the token that it comes after, if that is a draft: those of a sequence follow each other
+    barred: bool = False  # its token does not hold, whatever it is
 
 
 class Guidance:
@@ -98,12 +100,16 @@ class Guidance:
             self._bits = np.zeros((len(rows), self._num_words), dtype=np.int32)
         bits = self._bits[: len(rows)]
         matchers = [row.sequence.started() for row in rows]
-        if sound := [(matcher, index) for index, matcher in enumerate(matchers) if not matcher.is_error()]:
+        firsts = [index for index, row in enumerate(rows) if row.draft is None]
+        if sound := [(matchers[index], index) for index in firsts if not matchers[index].is_error()]:
             fill_next_token_bitmask_par(self._workers, sound, bits)
+        if len(firsts) < len(rows):
+            self._fill_after_drafts(rows, bits)
         masks = bits.view(np.uint32)
         for index, (matcher, row) in enumerate(zip(matchers, rows, strict=True)):
-            if matcher.is_error():
-                row.sequence.error = f"its grammar: {matcher.get_error()}"
+            if row.barred or matcher.is_error():
+                if not row.barred:
+                    row.sequence.error = f"its grammar: {matcher.get_error()}"
                 masks[index] = np.uint32(0xFFFFFFFF)
                 continue
             if row.sequence.allowed is not None:
@@ -111,16 +117,37 @@ class Guidance:
             if len(row.never):
                 masks[index] = without(masks[index], row.never)
             if not masks[index].any():
-                row.sequence.error = NONE_LEFT
+                if row.draft is None:
+                    row.sequence.error = NONE_LEFT
+                else:
+                    row.barred, masks[index] = True, np.uint32(0xFFFFFFFF)
             elif len(row.banned) and (left := without(masks[index], row.banned)).any():
                 masks[index] = left
         return masks
+
+    def _fill_after_drafts(self, rows: Sequence[GuidedRow], bits: np.ndarray) -> None:
+        """Fills the masks of tokens after drafts. A matcher takes its drafts for that, and gives them back."""
+        taken = 0
+        for index, row in enumerate(rows):
+            matcher = row.sequence.started()
+            if row.draft is None:
+                taken = 0
+            elif rows[index - 1].barred or matcher.is_error() or matcher.try_consume_tokens([row.draft]) != 1:
+                row.barred = True
+            else:
+                taken += 1
+                fill_next_token_bitmask(matcher, bits, index)
+            is_end = index + 1 == len(rows) or rows[index + 1].draft is None
+            if is_end and taken:
+                matcher.rollback(taken)
 
     def _follow(self, rows: Sequence[GuidedRow]) -> None:
         """Tells the rows' matchers their new tokens: those of rows with one new token in one call."""
         singles: list[tuple[llguidance.LLMatcher, int]] = []
         for row in rows:
             matcher, new_tokens = row.sequence.matcher, row.new_tokens
+            if row.draft is not None:
+                continue
             if matcher is None:
                 matcher = row.sequence.matcher = row.sequence.grammar.matcher()
             if len(new_tokens) == 1:
@@ -176,13 +203,17 @@ class _StepMasks:
         """
         self._wait()
         refused: list[GuidedRow] = []
+        before: int | None = None  # the token that was settled last
         for index, (row, likeliest) in enumerate(zip(self._rows, tokens.tolist(), strict=True)):
-            token = _settled(row, likeliest)
-            if token is None:
-                refused.append(row)
-            else:
+            row.barred = row.draft is not None and row.draft != before
+            token = before = None if row.barred else _settled(row, likeliest)
+            if token is not None:
                 tokens[index] = token
                 row.sequence.num_followed += 1
+            elif row.draft is None:
+                refused.append(row)
+            else:
+                row.barred = True
         return TokenMasks(_numbers(refused), lambda: self._fill(refused)) if refused else None
 
     def _wait(self) -> None:

@@ -6,6 +6,7 @@ continues in the same way.
 """
 
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 
@@ -92,6 +93,12 @@ class SequenceEdits:
         if self._leaves_any is None or self._bad_words:
             self._leaves_any = is_any_left(self.allowed, banned, vocab_size)
         return self._leaves_any
+
+    def apart(self) -> "SequenceEdits":
+        """Returns the same edits for tokens of which some may not stay: what is counted of them is forgotten."""
+        edits = copy(self)
+        edits._counts = None
+        return edits
 
     def counts(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the sequence's distinct tokens, int64[C], and how often each was generated, float32[C]."""

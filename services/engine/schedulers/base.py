@@ -11,7 +11,11 @@ from services.engine.sequences.sequences import Sequences
 
 @dataclass(slots=True, eq=False)
 class StepPlan:
-    """The sequences of the next step, and how many of their known tokens each computes."""
+    """The sequences of the next step, and how many of their known tokens each computes.
+
+    A decoding sequence may compute more: drafts, which stand in the batch's `tokens` after its length. With them it has
+    at most its greatest length of tokens, and a block for each; no step is under way.
+    """
 
     slots: np.ndarray  # int64[R]
     counts: np.ndarray  # int32[R], at least 1

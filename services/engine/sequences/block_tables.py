@@ -42,22 +42,28 @@ class BlockTables:
             return None
         return np.concatenate([cached, fresh])
 
-    def grow(self, slots: np.ndarray) -> bool:
-        """Allocates a block for the next position of each of these decoding slots that needs one; all or none.
+    def grow(self, slots: np.ndarray, num_positions: int | np.ndarray = 1) -> bool:
+        """Allocates the blocks for the next positions of these decoding slots that they lack; all or none.
 
-        Frees first the blocks that lie behind the window of that position. Returns False where the pool has too few.
+        num_positions: of each slot, or int[n]. Frees first the blocks that lie behind the window of the next position.
+        Returns False where the pool has too few.
         """
         batch = self._batch
         if self._window is not None:
             self._free_unseen(slots, self._window)
-        short = slots[batch.computed[slots] >= batch.num_blocks[slots] * batch.block_size]
-        if short.size == 0:
+        ends, room = batch.computed[slots] + num_positions, batch.num_blocks[slots] * batch.block_size
+        is_short = ends > room
+        if not is_short.any():
             return True
-        fresh = self._pool.allocate(short.size)
+        short = slots[is_short]
+        counts = -(-(ends[is_short] - room[is_short]) // batch.block_size)
+        fresh = self._pool.allocate(int(counts.sum()))
         if fresh is None:
             return False
-        batch.block_table[short, batch.num_blocks[short]] = fresh
-        batch.num_blocks[short] += 1
+        first = batch.num_blocks[short]
+        within = np.arange(len(fresh)) - np.repeat(np.cumsum(counts) - counts, counts)
+        batch.block_table[np.repeat(short, counts), np.repeat(first, counts) + within] = fresh
+        batch.num_blocks[short] = first + counts
         return True
 
     def free(self, slot: int, quarantined: frozenset[int] = frozenset()) -> None:

@@ -13,17 +13,22 @@ from services.protocol.outcomes import FinishReason
 
 @dataclass(slots=True, eq=False)
 class StepRows:
-    """N tokens, sampled or of a scored prompt, one in each row."""
+    """R rows with N tokens, sampled or of a scored prompt: those of a row follow each other in its sequence."""
 
     gateway: GatewayId | None  # of all rows; None: they have several
-    gateways: np.ndarray  # uint64[N]
-    handles: np.ndarray  # uint32[N]
-    positions: np.ndarray  # uint32[N]
+    gateways: np.ndarray  # uint64[R]
+    handles: np.ndarray  # uint32[R]
+    positions: np.ndarray  # uint32[R]: of the row's first token
+    counts: np.ndarray  # uint32[R]: tokens of the row, at least 1
     tokens: np.ndarray  # int32[N]
-    finish: np.ndarray  # uint8[N], FinishReason
-    cached: np.ndarray  # int32[N]: cached prompt tokens in a request's first row, else -1
-    widths: np.ndarray  # int32[N]: alternatives asked for; -1: no logprobs
-    logprobs: StepLogprobs | None
+    finish: np.ndarray  # uint8[R], FinishReason
+    cached: np.ndarray  # int32[R]: cached prompt tokens in a request's first row, else -1
+    widths: np.ndarray  # int32[R]: alternatives asked for; -1: no logprobs
+    logprobs: StepLogprobs | None  # of the N tokens
+
+    def first_token(self, row: int) -> int:
+        """Returns the index of a row's first token among the N."""
+        return int(self.counts[:row].sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +95,14 @@ def sole_gateway(gateways: np.ndarray) -> GatewayId | None:
     return GatewayId(int(gateways[0])) if (gateways == gateways[0]).all() else None
 
 
-def row_logprobs(rows: StepRows, index: int) -> TokenLogprobs | None:
-    """Returns the logprobs of one row as a value, for the few rows that travel alone."""
-    width = int(rows.widths[index])
+def row_logprobs(rows: StepRows, row: int, nth: int = 0) -> TokenLogprobs | None:
+    """Returns the logprobs of a row's nth token as a value, for the few rows that travel alone."""
+    width, token = int(rows.widths[row]), rows.first_token(row) + nth
     if rows.logprobs is None or width < 0:
         return None
-    top_ids, top = rows.logprobs.top_ids[index, :width], rows.logprobs.top[index, :width]
+    top_ids, top = rows.logprobs.top_ids[token, :width], rows.logprobs.top[token, :width]
     pairs = tuple(zip(top_ids.tolist(), top.tolist(), strict=True))
-    return TokenLogprobs(float(rows.logprobs.sampled[index]), pairs)
+    return TokenLogprobs(float(rows.logprobs.sampled[token]), pairs)
 
 
 def single_row(id: AttemptId, position: int, token: int, cached: int, logprobs: TokenLogprobs | None) -> StepRows:
@@ -114,6 +119,7 @@ def single_row(id: AttemptId, position: int, token: int, cached: int, logprobs: 
         gateways=np.array([id.gateway], dtype=np.uint64),
         handles=np.array([id.handle], dtype=np.uint32),
         positions=np.array([position], dtype=np.uint32),
+        counts=np.ones(1, dtype=np.uint32),
         tokens=np.array([token], dtype=np.int32),
         finish=np.array([FinishReason.NONE], dtype=np.uint8),
         cached=np.array([cached], dtype=np.int32),

@@ -4,6 +4,7 @@ Torch's meta device, on which there are shapes and no numbers, is the other one.
 may be mixed (an index, a number) is looked for in everything that is called.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from services.engine.kernels.torch_operations import TorchOperations
 from services.engine.models.architectures import parse_model_config, shapes_of
+from services.engine.models.base import ModelInput
 from services.engine.models.linear import Linear
 from services.engine.models.registry import load_weights, make_model
 from services.engine.models.shapes import Shapes
@@ -94,8 +96,10 @@ def test_a_forward_pass_stays_on_the_weights_device(name: str, tmp_path: Path) -
     tokens = torch.empty(7, dtype=torch.int64, device=META)
     positions = torch.empty(7, dtype=torch.int32, device=META)
     with OnlyMeta():
-        assert model.all_logits(tokens, positions, None).shape == (7, config.vocab_size)
-        hidden = model.forward(tokens, positions, None, torch.empty(3, dtype=torch.int64, device=META))
+        step = ModelInput(tokens, positions, torch.empty(3, dtype=torch.int32, device=META), None, queries=None)
+        assert model.all_logits(step).shape == (7, config.vocab_size)
+        assert model.forward(step).shape == (7, config.output_size)
+        hidden = model.forward(replace(step, queries=torch.empty(3, dtype=torch.int64, device=META)))
         assert model.logits(hidden).shape == (3, config.vocab_size)
 
 

@@ -14,15 +14,15 @@ from services.engine.attention.base import PagedQueries
 from services.engine.attention.cpu_attention import CpuAttention
 from services.engine.kernels.cpu.huge_pages import allocate
 from services.engine.kernels.load import make_operations
-from services.engine.models.base import Weights
+from services.engine.models.base import ModelInput, Weights
 from services.engine.models.model_config import ModelConfig
 from services.engine.models.registry import make_model
-from services.engine.runner.base import ScoredTokens, StepInput, StepLogprobs, StepOutput, spare_blocks
+from services.engine.runner.base import ScoredTokens, StepInput, StepLogprobs, StepOutput, StepTokens, spare_blocks
 from services.engine.runner.cpu.cores import CoreLease
 from services.engine.runner.cpu.leased_operations import LeasedOperations
 from services.engine.runner.cpu.sampler import sample, score
 from services.engine.runner.load_plan import kv_layout
-from services.engine.runner.not_finite import last_queries, rows_not_finite, watched_rows
+from services.engine.runner.not_finite import rows_not_finite
 from services.engine.runner.pooled import pooled_sums
 
 _SCORED_AT_ONCE = 256  # tokens of prompts that are scored at once
@@ -79,9 +79,9 @@ class TorchRunner:
     def launch(self, step: StepInput) -> None:
         """Runs the step."""
         assert len(self._done) < 2, "two steps are launched and not collected"
-        assert step.carried is None, "a step that is over when its launch returns leaves no token unknown"
         if self._cores is not None:
-            self._cores.begin(prompts=len(step.token_ids) - len(step.seq_lens) >= _MANY_PROMPT_TOKENS)
+            num_prompt_tokens = len(step.tokens.token_ids) - len(step.tokens.seq_lens)
+            self._cores.begin(prompts=num_prompt_tokens >= _MANY_PROMPT_TOKENS)
         if not step.sampling.settles:
             step.sampling.begin_masks()
         try:
@@ -96,32 +96,35 @@ class TorchRunner:
         return self._done.popleft()
 
     def _run(self, step: StepInput) -> StepOutput:
-        plan = self._attention.prepare(PagedQueries(step.query_starts, step.seq_lens, step.block_tables), self.window)
+        tokens = self._input(step.tokens)
         if step.on_computing is not None:
             step.on_computing()
-        token_ids, positions = torch.from_numpy(step.token_ids).to(torch.int64), torch.from_numpy(step.positions)
-        sampled = last_queries(step, step.sample_rows)
-        if step.scored is None and np.array_equal(sampled, np.arange(len(token_ids))):
-            output = sample(self._model.all_logits(token_ids, positions, plan), step.sampling, self._mask)
+        if step.scored is None and np.array_equal(step.sampled, np.arange(len(step.tokens.token_ids))):
+            output = sample(self._model.all_logits(tokens), step.sampling, self._mask)
             output.not_finite = rows_not_finite(step, output)
             return output
-        scored = sampled[:0] if step.scored is None else step.scored.queries
-        pooled = sampled[:0] if step.pooled is None else step.pooled.queries
-        watched = last_queries(step, watched_rows(step))
-        queries = torch.from_numpy(np.concatenate([sampled, scored, pooled, watched]))
-        hidden, *others, last = self._model.forward(token_ids, positions, plan, queries).split(
-            (len(sampled), len(scored), len(pooled), len(watched))
-        )
+        sampled, scored, pooled, watched = self._model.forward(tokens).split(step.parts)
         if len(sampled):
-            output = sample(self._model.logits(hidden), step.sampling, self._mask)
+            output = sample(self._model.logits(sampled), step.sampling, self._mask)
         else:
             output = _nothing(step.sampling.any_logprobs)
         if step.scored is not None:
-            output.scored = self._score(others[0], step.scored)
+            output.scored = self._score(scored, step.scored)
         if step.pooled is not None:
-            output.pooled = pooled_sums(others[1], step.pooled).numpy()
-        output.not_finite = rows_not_finite(step, output, last.isfinite().all(dim=1).numpy())
+            output.pooled = pooled_sums(pooled, step.pooled).numpy()
+        output.not_finite = rows_not_finite(step, output, watched.isfinite().all(dim=1).numpy())
         return output
+
+    def _input(self, tokens: StepTokens) -> ModelInput:
+        """Makes the input of the forward pass."""
+        queries = PagedQueries(tokens.query_starts, tokens.seq_lens, tokens.block_tables)
+        return ModelInput(
+            token_ids=torch.from_numpy(tokens.token_ids).to(torch.int64),
+            positions=torch.from_numpy(tokens.positions),
+            row_starts=torch.from_numpy(tokens.query_starts),
+            plan=self._attention.prepare(queries, self.window),
+            queries=torch.from_numpy(tokens.queries),
+        )
 
     def _score(self, hidden: torch.Tensor, scored: ScoredTokens) -> StepLogprobs:
         """Scores a few tokens at a time: the logits of a whole chunk would take as much memory as a model."""

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from kvtransfer.layout import KvLayout
 from services.engine.attention.base import PagedQueries
-from services.engine.attention.triton_attention import Fp8Kv, TritonAttention, TritonPlan, WorkCut
+from services.engine.attention.triton_attention import Fp8Kv, TritonAttention, WorkCut
 from services.engine.kernels.gpu.operations import TritonOperations
 from services.engine.kernels.gpu.rows import fill_tokens
-from services.engine.models.base import Weights
+from services.engine.models.base import ModelInput, Weights
 from services.engine.models.kv_scales import KvScales
 from services.engine.models.model_config import ModelConfig
 from services.engine.models.registry import make_model
@@ -33,13 +33,14 @@ from services.engine.runner.base import (
     StepInput,
     StepLogprobs,
     StepOutput,
+    StepTokens,
     spare_blocks,
 )
 from services.engine.runner.gpu.device import Device, Fetched, Recorded
 from services.engine.runner.gpu.device_blocks import DeviceBlocks
 from services.engine.runner.gpu.sampler import GpuSampler, Wanted, score
 from services.engine.runner.gpu.step_buffer import StepBuffer
-from services.engine.runner.not_finite import last_queries, rows_not_finite, watched_rows
+from services.engine.runner.not_finite import rows_not_finite
 from services.engine.runner.pooled import pooled_sums
 
 _SCORED_AT_ONCE = 256  # tokens of prompts that are scored at once
@@ -68,12 +69,11 @@ class StepLimits:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Launched:
     """A step under way. It fetches ids, three tensors of logprobs if any are wanted, three for each part of the scored
-    tokens, sums of hidden states if any are pooled, and which watched rows are finite if any are watched.
+    tokens, sums of hidden states if any are pooled, and which watched queries are finite if any are watched.
     """
 
     step: StepInput
     fetched: Fetched
-    any_watched: bool
 
 
 class GpuRunner:
@@ -117,10 +117,11 @@ class GpuRunner:
             fp8=fp8,
         )
         self._model = make_model(config, weights, self._attention, TritonOperations())
-        self._sampler = GpuSampler(device, limits.max_num_seqs)
+        self._sampler = GpuSampler(device, max(limits.max_num_seqs, limits.max_num_batched_tokens))
         self._buckets = np.array(limits.buckets())
         self._recorder = device.recorder()
-        self._everyone = torch.arange(limits.max_num_seqs, device=device.torch)
+        # Where rows start, if each has one token.
+        self._one_each = torch.arange(limits.max_num_seqs + 1, device=device.torch)
         self._recorded: dict[int, Recorded] = {}
         self._reserve_buffer()
         self._last: Fetched | None = None
@@ -150,7 +151,7 @@ class GpuRunner:
         launched = self._under_way.popleft()
         step = launched.step
         token_ids, *rest = launched.fetched.arrays()
-        watched = rest.pop() if launched.any_watched else None
+        watched = rest.pop() if len(step.watched) else None
         pooled = None if step.pooled is None else rest.pop()
         parts = [StepLogprobs(*rest[at : at + 3]) for at in range(0, len(rest), 3)]
         logprobs = parts.pop(0) if step.sampling.any_logprobs else None
@@ -178,9 +179,9 @@ class GpuRunner:
 
     def _launch(self, step: StepInput) -> _Launched:
         step.sampling.begin_masks()
-        num_rows = len(step.seq_lens)
-        each_gets_one = np.array_equal(step.sample_rows, np.arange(num_rows))
-        if len(step.token_ids) == num_rows and each_gets_one and step.scored is None:
+        num_rows = len(step.tokens.seq_lens)
+        each_gets_one = np.array_equal(step.sampled, np.arange(num_rows))
+        if len(step.tokens.token_ids) == num_rows and each_gets_one and step.scored is None:
             logits, wanted, others = self._decode(step, num_rows)
         else:
             logits, wanted, others = self._compute(step)
@@ -188,26 +189,29 @@ class GpuRunner:
             self._last.hold_back()
         sampled = self._sampler.sample(logits, wanted)
         self._last = self._device.fetch([*sampled, *others])
-        return _Launched(step, self._last, any_watched=not each_gets_one and len(watched_rows(step)) > 0)
+        return _Launched(step, self._last)
 
     def _decode(self, step: StepInput, num_rows: int) -> tuple[Tensor, Wanted, list[Tensor]]:
         """Computes one token of each row, by the recording for so many rows or a few more."""
-        bucket = int(self._buckets[np.searchsorted(self._buckets, num_rows)])
+        tokens, bucket = step.tokens, int(self._buckets[np.searchsorted(self._buckets, num_rows)])
         self._buffer.begin()
-        ids = self._buffer.put(_padded(_with_carried(step), bucket), fixed=True)
-        positions = self._buffer.put(_padded(step.positions, bucket), fixed=True)
-        plan = self._attention.prepare_recorded(_queries(step), bucket, self.window)
+        ids = self._buffer.put(_padded(tokens.token_ids, bucket), fixed=True)
+        positions = self._buffer.put(_padded(tokens.positions, bucket), fixed=True)
+        plan = self._attention.prepare_recorded(_queries(tokens), bucket, self.window)
         wanted = self._sampler.stage(step.sampling, self._buffer)
         self._buffer.copy()
         if bucket not in self._recorded:
-            self._recorded[bucket] = self._recorder.record(lambda: self._hidden(ids, positions, plan))
+            padded = ModelInput(ids, positions, self._one_each[: bucket + 1], plan, queries=None)
+            self._recorded[bucket] = self._recorder.record(lambda: self._hidden(padded))
         self._recorded[bucket].replay()
         return self._model.logits(self._recorded[bucket].output[:num_rows]), wanted, []
 
-    def _hidden(self, ids: Tensor, positions: Tensor, plan: TritonPlan) -> Tensor:
-        """Computes the hidden states of a step. Logits are not recorded: each bucket would keep its own."""
-        tokens = fill_tokens(ids, self._sampler.sampled)
-        return self._model.forward(tokens, positions, plan, self._everyone[: len(ids)])
+    def _hidden(self, staged: ModelInput) -> Tensor:
+        """Computes the hidden states of a step whose token ids are those of `StepTokens`.
+
+        Logits are not recorded with it: each bucket would keep its own.
+        """
+        return self._model.forward(replace(staged, token_ids=fill_tokens(staged.token_ids, self._sampler.sampled)))
 
     def _reserve_buffer(self) -> None:
         """Reserves room for the largest step. Edits of more logits than there are tokens travel on their own."""
@@ -217,27 +221,25 @@ class GpuRunner:
         self._buffer.reserve(decode + _TOKEN_BYTES * tokens + _ROW_BYTES * rows)
 
     def _compute(self, step: StepInput) -> tuple[Tensor, Wanted, list[Tensor]]:
-        """Computes any step. Returns the logits of the rows that get a token, and what else is fetched of the step: the
-        scores of tokens to be scored, sums of hidden states, and which rows without a token are finite.
+        """Computes any step. Returns the logits of the tokens to sample, and what else is fetched of the step: the
+        scores of tokens to be scored, sums of hidden states, and which watched queries are finite.
         """
-        buffer, scored, pooled = self._buffer, step.scored, step.pooled
+        buffer, tokens = self._buffer, step.tokens
         buffer.begin()
-        ids, positions = buffer.put(_with_carried(step)), buffer.put(step.positions)
-        last, watched = last_queries(step, step.sample_rows), last_queries(step, watched_rows(step))
-        wanted_of = [last] + [some.queries for some in (scored, pooled) if some is not None] + [watched]
-        queries = buffer.put(np.concatenate(wanted_of))
-        successors = None if scored is None else buffer.put(scored.successors)
-        plan = self._attention.prepare(_queries(step), self.window)
+        ids, positions = buffer.put(tokens.token_ids), buffer.put(tokens.positions)
+        starts, queries = buffer.put(tokens.query_starts), buffer.put(tokens.queries)
+        successors = None if step.scored is None else buffer.put(step.scored.successors)
+        plan = self._attention.prepare(_queries(tokens), self.window)
         wanted = self._sampler.stage(step.sampling, buffer)
         buffer.copy()
-        hidden = self._model.forward(fill_tokens(ids, self._sampler.sampled), positions, plan, queries)
-        end = len(last) if scored is None else len(last) + len(scored.queries)
-        others = [] if scored is None else self._score(hidden[len(last) : end], successors, scored)
-        if pooled is not None:
-            others.append(pooled_sums(hidden[end : end + len(pooled.queries)], pooled))
+        hidden = self._hidden(ModelInput(ids, positions, starts, plan, queries))
+        sampled, scored, pooled, watched = hidden.split(step.parts)
+        others = [] if step.scored is None else self._score(scored, successors, step.scored)
+        if step.pooled is not None:
+            others.append(pooled_sums(pooled, step.pooled))
         if len(watched):
-            others.append(hidden[-len(watched) :].isfinite().all(dim=1))
-        return self._model.logits(hidden[: len(last)]), wanted, others
+            others.append(watched.isfinite().all(dim=1))
+        return self._model.logits(sampled), wanted, others
 
     def _score(self, hidden: Tensor, successors: Tensor, scored: ScoredTokens) -> list[Tensor]:
         """Scores a few tokens at a time: the logits of a whole chunk would take as much memory as a model."""
@@ -251,30 +253,19 @@ class GpuRunner:
         """Runs a step that computes so many tokens of each row, all in block 0, and samples one for each."""
         num_rows, starts = len(counts), np.zeros(len(counts) + 1, dtype=np.int32)
         np.cumsum(counts, out=starts[1:])
-        step = StepInput(
+        tokens = StepTokens(
             token_ids=np.zeros(starts[-1], dtype=np.int32),
             positions=np.arange(starts[-1], dtype=np.int32) - np.repeat(starts[:-1], counts),
             query_starts=starts,
             seq_lens=counts,
             block_tables=np.zeros((num_rows, -(-int(counts.max()) // self.layout.block_size)), dtype=np.int32),
-            sample_rows=np.arange(num_rows, dtype=np.int32),
-            sampling=sampling,
         )
-        self.launch(step)
+        self.launch(StepInput.of(tokens, starts[1:].astype(np.int64) - 1, sampling))
         self.collect()
 
 
-def _with_carried(step: StepInput) -> np.ndarray:
-    """Returns int32[T] for `fill_tokens`: a carried token is -1 minus its index among the previous step's tokens."""
-    if step.carried is None:
-        return step.token_ids
-    ids = step.token_ids.copy()
-    ids[step.carried.queries] = -1 - step.carried.sampled
-    return ids
-
-
-def _queries(step: StepInput) -> PagedQueries:
-    return PagedQueries(step.query_starts, step.seq_lens, step.block_tables)
+def _queries(tokens: StepTokens) -> PagedQueries:
+    return PagedQueries(tokens.query_starts, tokens.seq_lens, tokens.block_tables)
 
 
 def _padded(array: np.ndarray, size: int) -> np.ndarray:

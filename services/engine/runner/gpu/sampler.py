@@ -43,8 +43,9 @@ class DeviceMasks:
 class GpuSampler:
     """The sampler of one runner. Each step overwrites its `sampled`."""
 
-    def __init__(self, device: Device, max_rows: int) -> None:
-        self.sampled = torch.zeros(max_rows, dtype=torch.int32, device=device.torch)
+    def __init__(self, device: Device, max_tokens: int) -> None:
+        """max_tokens: that a step samples."""
+        self.sampled = torch.zeros(max_tokens, dtype=torch.int32, device=device.torch)
 
     def stage(self, batch: SamplingBatch, buffer: StepBuffer) -> Wanted:
         """Puts the parameters into the buffer, whose copy brings them to the device."""
