@@ -77,7 +77,7 @@ def make(scheduler: Scheduler, *, depth: int = 0, window: int | None = None, num
 
 def submit_all(driven: Driven, names: list[str], max_tokens: int = 30) -> dict[int, str]:
     """Submits a request of each kind; returns their names by handle."""
-    names_of = {}
+    names_of: dict[int, str] = {}
     for index, name in enumerate(names):
         asked = {"min_tokens": 0, **ASKED[name]}
         handle = driven.submit([*b"Call ", index], max_tokens, **asked)
@@ -170,14 +170,14 @@ def test_frames_carry_the_count_of_each_row() -> None:
     assert max(driven.counts) > 1
     for handle, tokens in plain.tokens.items():
         frame = build_frame(driven.rows, GatewayId(handle), [], Load())
-        rows = list(frame.rows())
-        assert [row.handle for row in rows] == [handle] * len(rows)
-        assert [token for row in rows for token in row.tokens] == tokens
-        positions = [row.position + nth for row in rows for nth in range(len(row.tokens))]
+        told_rows = list(frame.rows())
+        assert [row.handle for row in told_rows] == [handle] * len(told_rows)
+        assert [token for row in told_rows for token in row.tokens] == tokens
+        positions = [row.position + nth for row in told_rows for nth in range(len(row.tokens))]
         assert positions == list(range(starts[handle], starts[handle] + len(tokens)))
-        told = [each for row in rows for each in row.logprobs or []]
+        told = [each for row in told_rows for each in row.logprobs or []]
         assert told == plain.logprobs.get(handle, [])
-        assert [bool(row.finish) for row in rows] == [False] * (len(rows) - 1) + [True]
+        assert [bool(row.finish) for row in told_rows] == [False] * (len(told_rows) - 1) + [True]
 
 
 def test_the_tokens_of_a_step_travel_as_bytes() -> None:

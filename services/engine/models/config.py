@@ -61,6 +61,7 @@ class Family:
     qk_norm: bool = False  # RMSNorm over each head of Q and K, before the rotary embedding
     default_head_dim: int | None = None  # None: hidden_size / num_attention_heads
     window: Callable[[ConfigSettings], int | None] = no_window  # reads config.json
+    mlp_shapes: Callable[["DecoderConfig"], Shapes] = lambda config: gated_mlp_shapes(config)  # of a layer's tensors
 
 
 FAMILIES = {
@@ -139,6 +140,13 @@ def decoder_shapes(config: DecoderConfig) -> Shapes:
     return shapes
 
 
+def gated_mlp_shapes(config: DecoderConfig) -> Shapes:
+    """Returns the shapes of a gated MLP's tensors."""
+    hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+    gate, up = (linear_shapes(f"mlp.{name}_proj", inner, hidden, bias) for name in ("gate", "up"))
+    return gate | up | linear_shapes("mlp.down_proj", hidden, inner, bias)
+
+
 def _has_bias(raw: ConfigSettings, key: str, family: Family) -> bool:
     """Returns True if the setting asks for biases that the family does not always have."""
     if key in family.optional_biases:
@@ -165,15 +173,13 @@ def _require_layer_types(raw: ConfigSettings, only: str) -> None:
 
 
 def _layer_shapes(config: DecoderConfig) -> Shapes:
-    hidden, inner = config.hidden_size, config.intermediate_size
+    hidden = config.hidden_size
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     shapes: Shapes = {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
     for name, out in (("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size)):
         shapes |= linear_shapes(f"self_attn.{name}", out, hidden, config.qkv_bias)
     shapes |= linear_shapes("self_attn.o_proj", hidden, q_size, config.output_bias)
-    for name in ("gate_proj", "up_proj"):
-        shapes |= linear_shapes(f"mlp.{name}", inner, hidden, config.mlp_bias)
-    shapes |= linear_shapes("mlp.down_proj", hidden, inner, config.mlp_bias)
+    shapes |= FAMILIES[config.architecture].mlp_shapes(config)
     if config.qk_norm:
         shapes |= {f"self_attn.{name}.weight": (config.head_dim,) for name in ("q_norm", "k_norm")}
     return shapes

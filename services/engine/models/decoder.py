@@ -1,6 +1,10 @@
-"""The decoder: one set of functions for every family, over packed tokens.
+"""The decoder: one way through the layers for every family, over packed tokens.
 
-Differences between families are in their weights and their `DecoderConfig`.
+    x = embedding(tokens)
+    for each layer:  x = x + attention(norm(x));  x = x + mlp(norm(x))
+    hidden = norm(x)
+
+Differences between families are in the parts of their layers and their `DecoderConfig`.
 """
 
 from collections.abc import Callable
@@ -13,7 +17,7 @@ from services.engine.attention.base import Attention
 from services.engine.kernels.base import Operations, Rows
 from services.engine.models.base import ModelInput
 from services.engine.models.config import DecoderConfig
-from services.engine.models.linear import Linear
+from services.engine.models.parts import Turn
 from services.engine.models.rope import inverse_frequencies, magnitude, rotation
 from services.engine.models.weights import DecoderWeights
 
@@ -37,14 +41,11 @@ class Decoder:
         self._rotate_and_write = attention.rotate_and_write or self._rotate_then_write
         self._is_kernels = weights.is_kernels and attention.writes_by_kernel
         self._own = object()  # identifies this model's recordings
-        widest = max(
-            (config.num_heads + 2 * config.num_kv_heads) * config.head_dim,
-            config.num_heads * config.head_dim,
-            config.intermediate_size,
-        )
+        widest = max(part.width for layer in weights.layers for part in (layer.attention, layer.mlp))
         self._row_bytes = (config.hidden_size + widest) * weights.dtype.itemsize
         self._norms_after = (*(layer.input_norm for layer in weights.layers[1:]), weights.final_norm)
-        self._last_parts = self._parts_of_last()
+        # The last layer's Q, and its K and V, as parts of their own; None: they are computed together.
+        self._last = weights.layers[-1].attention.halves() if self._is_kernels and len(weights.layers) > 1 else None
 
     def forward(self, step: ModelInput) -> Tensor:
         """See `Model.forward`."""
@@ -82,7 +83,7 @@ class Decoder:
         of_all = self._operations.replay(key, (x, *turn, *tensors), partial(body, None))
         return of_all if queries is None else of_all[queries]
 
-    def _run_layers(self, x: Tensor, turn: tuple[Tensor, Tensor], plan: Any, queries: Tensor | None) -> Tensor:
+    def _run_layers(self, x: Tensor, turn: Turn, plan: Any, queries: Tensor | None) -> Tensor:
         """Runs all layers and the last norm on x, [T, hidden], which is overwritten.
 
         The last layer's K and V are computed for all tokens; what follows its attention, and if it saves time Q and
@@ -90,7 +91,7 @@ class Decoder:
         """
         last = len(self._weights.layers) - 1
         narrowed = None
-        if queries is not None and self._last_parts is not None and len(x) >= _MIN_NARROWED_TOKENS:
+        if queries is not None and self._last is not None and len(x) >= _MIN_NARROWED_TOKENS:
             narrowed = self._attention.narrow(plan, queries)
         qkv = self._by_rows(x, partial(self._first, x, turn, plan))
         for index in range(last if narrowed is None else last - 1):
@@ -106,48 +107,27 @@ class Decoder:
             x, attended = x[queries], attended[queries]
         return self._by_rows(x, partial(self._end, last, x, attended))
 
-    def _run_last(
-        self, x: Tensor, attended: Tensor, turn: tuple[Tensor, Tensor], plans: tuple[Any, Any], queries: Tensor
-    ) -> Tensor:
+    def _run_last(self, x: Tensor, attended: Tensor, turn: Turn, plans: tuple[Any, Any], queries: Tensor) -> Tensor:
         """Runs from the last but one attention on. plans: for all tokens, and for the queries."""
         last, (plan, narrowed) = len(self._weights.layers) - 1, plans
+        assert self._last is not None
         normed = self._by_rows(x, partial(self._to_last_keys, x, attended, turn, plan))
         x = x[queries]
         if not len(queries):
             return x
-        q = self._last_q(normed[queries], (turn[0][queries], turn[1][queries]))
+        q = self._last[0].forward(normed[queries], (turn[0][queries], turn[1][queries]), self._operations)
         attended, _ = self._attention.attend(narrowed, last, q, q[:0], q[:0])
         return self._by_rows(x, partial(self._end, last, x, attended))
 
-    def _parts_of_last(self) -> tuple[Linear, Linear] | None:
-        """Returns the last layer's Q, and its K and V, as layers of their own; None: they are computed together."""
-        config, layers = self._config, self._weights.layers
-        if not self._is_kernels or len(layers) == 1:
-            return None
-        q_width, qkv = config.num_heads * config.head_dim, layers[-1].qkv
-        q, kv = qkv.columns(0, q_width), qkv.columns(q_width, q_width + 2 * config.num_kv_heads * config.head_dim)
-        return None if q is None or kv is None else (q, kv)
-
-    def _to_last_keys(self, x: Tensor, attended: Tensor, turn: tuple[Tensor, Tensor], plan: Any) -> Tensor:
+    def _to_last_keys(self, x: Tensor, attended: Tensor, turn: Turn, plan: Any) -> Tensor:
         """Runs from the last but one attention to the last layer's K and V. Returns the output of the norm before them,
         [T, hidden].
         """
-        assert self._last_parts is not None
-        config, last = self._config, len(self._weights.layers) - 1
-        weight, (_, to_keys) = self._weights.layers[last].qk_norm, self._last_parts
+        assert self._last is not None
+        last = len(self._weights.layers) - 1
         normed = self._end(last - 1, x, attended)
-        k, v = to_keys(normed).unflatten(1, (-1, config.head_dim)).split(config.num_kv_heads, dim=1)
-        self._operations.rotate(k, *turn, None if weight is None else weight[config.num_heads :], config.rms_norm_eps)
-        self._attention.write(plan, last, k, v)
+        self._attention.write(plan, last, *self._last[1].forward(normed, turn, self._operations))
         return normed
-
-    def _last_q(self, normed: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-        """Returns the last layer's q, [T, heads, head_dim]."""
-        assert self._last_parts is not None
-        config, weight = self._config, self._weights.layers[-1].qk_norm
-        q = self._last_parts[0](normed).unflatten(1, (-1, config.head_dim))
-        self._operations.rotate(q, *turn, None if weight is None else weight[: config.num_heads], config.rms_norm_eps)
-        return q
 
     def _by_rows(self, x: Tensor, body: Callable[[], Rows]) -> Rows:
         """Runs the part between two layers' attentions, by rows if it consists of kernels alone."""
@@ -155,24 +135,19 @@ class Decoder:
             return body()
         return self._operations.by_rows(len(x), self._row_bytes, body)
 
-    def _first(self, x: Tensor, turn: tuple[Tensor, Tensor], plan: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def _first(self, x: Tensor, turn: Turn, plan: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Runs the first layer up to its attention."""
         normed = self._operations.norm(x, self._weights.layers[0].input_norm, self._config.rms_norm_eps)
         return self._begin(0, normed, turn, plan)
 
-    def _between(
-        self, index: int, x: Tensor, attended: Tensor, turn: tuple[Tensor, Tensor], plan: Any
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _between(self, index: int, x: Tensor, attended: Tensor, turn: Turn, plan: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Runs from a layer's attention to that of the next layer."""
         return self._begin(index + 1, self._end(index, x, attended), turn, plan)
 
-    def _begin(
-        self, index: int, normed: Tensor, turn: tuple[Tensor, Tensor], plan: Any
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _begin(self, index: int, normed: Tensor, turn: Turn, plan: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Runs a layer up to its attention. Returns q, k and v, [T, heads or kv_heads, head_dim]."""
-        layer = self._weights.layers[index]
-        heads = layer.qkv(normed).unflatten(1, (-1, self._config.head_dim))
-        return self._rotate_and_write(plan, index, heads, *turn, layer.qk_norm, self._config.rms_norm_eps)
+        write = partial(self._rotate_and_write, plan, index)
+        return self._weights.layers[index].attention.begin(normed, turn, write)
 
     def _rotate_then_write(
         self, plan: Any, index: int, heads: Tensor, cos: Tensor, signed_sin: Tensor, weight: Tensor | None, eps: float
@@ -187,6 +162,6 @@ class Decoder:
     def _end(self, index: int, x: Tensor, attended: Tensor) -> Tensor:
         """Runs a layer from its attention on: adds to x, and returns the output of the norm after the layer."""
         layer, operations, eps = self._weights.layers[index], self._operations, self._config.rms_norm_eps
-        between = operations.add_norm(x, layer.output(attended.flatten(1)), layer.mlp_norm, eps)
-        fed = layer.down(layer.gate_up.gated(between, operations.silu_mul))
+        normed = operations.add_norm(x, layer.attention.end(attended), layer.mlp_norm, eps)
+        fed = layer.mlp.forward(normed, operations)
         return operations.add_norm(x, fed, self._norms_after[index], eps)

@@ -6,6 +6,7 @@ side.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from services.engine.kernels.base import Operations
 from services.engine.models.base import ModelInput
 from services.engine.models.linear import Linear
 from services.engine.models.opt_config import POSITION_OFFSET, OptConfig
+from services.engine.models.parts import ReluMlp
 from services.engine.models.tensors import Tensors
 
 _EPS = 1e-5
@@ -34,15 +36,29 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LayerWeights:
-    """The weights of one layer."""
+class OptAttention:
+    """Attention with a head of K and V for each of Q, without rotation (Vaswani et al. 2017, arXiv 1706.03762)."""
 
-    attention_norm: Norm
     qkv: Linear  # hidden -> 3 * hidden, rows in the order Q, K, V
     output: Linear  # hidden -> hidden
+    num_heads: int
+
+    def forward(self, x: Tensor, attention: Attention[Any], plan: Any, index: int) -> Tensor:
+        """Maps [T, hidden] to [T, hidden]. index: of the layer, whose K and V are written to the pool."""
+        q, k, v = self.qkv(x).view(len(x), 3, self.num_heads, -1).unbind(1)
+        attention.write(plan, index, k, v)
+        attended, _ = attention.attend(plan, index, q, k, v)
+        return self.output(attended.reshape(len(x), -1))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OptLayer:
+    """One layer."""
+
+    attention_norm: Norm
+    attention: OptAttention
     mlp_norm: Norm
-    up: Linear  # hidden -> intermediate
-    down: Linear  # intermediate -> hidden
+    mlp: ReluMlp
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +69,7 @@ class OptWeights:
     embedding: Tensor  # [vocab, embedding]
     positions: Tensor  # [max_position_embeddings + 2, hidden]
     project_in: Linear | None  # embedding -> hidden
-    layers: tuple[LayerWeights, ...]
+    layers: tuple[OptLayer, ...]
     final_norm: Norm | None
     project_out: Linear | None  # hidden -> embedding
     lm_head: Linear  # embedding -> vocab
@@ -84,6 +100,7 @@ class Opt:
         self._config = config
         self._weights = weights
         self._attention = attention
+        self._operations = operations
 
     def forward(self, step: ModelInput) -> Tensor:
         """See `Model.forward`."""
@@ -100,18 +117,20 @@ class Opt:
 
     def _run_layers(self, step: ModelInput) -> Tensor:
         """Runs all layers. Returns [T, hidden]."""
-        weights, norm_first, plan = self._weights, self._config.norm_first, step.plan
+        weights, norm_first = self._weights, self._config.norm_first
         x = weights.embedding[step.token_ids]
         if weights.project_in is not None:
             x = weights.project_in(x)
         x = x + weights.positions[step.positions + POSITION_OFFSET]
         for index, layer in enumerate(weights.layers):
+            attend = partial(layer.attention.forward, attention=self._attention, plan=step.plan, index=index)
+            feed = partial(layer.mlp.forward, operations=self._operations)
             if norm_first:
-                x = x + self._attend(index, layer, layer.attention_norm(x), plan)
-                x = x + feed_forward(layer, layer.mlp_norm(x))
+                x = x + attend(layer.attention_norm(x))
+                x = x + feed(layer.mlp_norm(x))
             else:
-                x = layer.attention_norm(x + self._attend(index, layer, x, plan))
-                x = layer.mlp_norm(x + feed_forward(layer, x))
+                x = layer.attention_norm(x + attend(x))
+                x = layer.mlp_norm(x + feed(x))
         return x
 
     def _end(self, x: Tensor) -> Tensor:
@@ -119,27 +138,22 @@ class Opt:
         normed = x if self._weights.final_norm is None else self._weights.final_norm(x)
         return normed if self._weights.project_out is None else self._weights.project_out(normed)
 
-    def _attend(self, index: int, layer: LayerWeights, x: Tensor, plan: Any) -> Tensor:
-        q, k, v = layer.qkv(x).view(len(x), 3, self._config.num_heads, self._config.head_dim).unbind(1)
-        self._attention.write(plan, index, k, v)
-        out, _ = self._attention.attend(plan, index, q, k, v)
-        return layer.output(out.reshape(len(x), -1))
 
-
-def feed_forward(layer: LayerWeights, x: Tensor) -> Tensor:
-    """Runs the MLP, [T, hidden] -> [T, hidden]."""
-    return layer.down(functional.relu(layer.up(x)))
-
-
-def _load_layer(tensors: Tensors, config: OptConfig, prefix: str) -> LayerWeights:
+def _load_layer(tensors: Tensors, config: OptConfig, prefix: str) -> OptLayer:
     attention = f"{prefix}self_attn."
-    return LayerWeights(
+    return OptLayer(
         attention_norm=_load_norm(tensors, f"{prefix}self_attn_layer_norm"),
-        qkv=tensors.linear(*(f"{attention}{name}_proj" for name in "qkv"), bias=config.bias),
-        output=tensors.linear(f"{attention}out_proj", bias=config.bias),
+        attention=OptAttention(
+            qkv=tensors.linear(*(f"{attention}{name}_proj" for name in "qkv"), bias=config.bias),
+            output=tensors.linear(f"{attention}out_proj", bias=config.bias),
+            num_heads=config.num_heads,
+        ),
         mlp_norm=_load_norm(tensors, f"{prefix}final_layer_norm"),
-        up=tensors.linear(f"{prefix}fc1", bias=config.bias),
-        down=tensors.linear(f"{prefix}fc2", bias=config.bias),
+        mlp=ReluMlp(
+            up=tensors.linear(f"{prefix}fc1", bias=config.bias),
+            down=tensors.linear(f"{prefix}fc2", bias=config.bias),
+            width=config.intermediate_size,
+        ),
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from services.engine.models.opt import Opt, load_opt
 from services.engine.models.tensor_source import TensorSource
 from services.engine.models.tensors import Tensors, check_tensors
 from services.engine.models.weight_files import WeightFile, safetensors_weights
-from services.engine.models.weights import load_decoder
+from services.engine.models.weights import LayerParts, load_decoder
 from services.protocol.model_files.base import ModelError
 from services.protocol.model_files.gguf_file import is_gguf
 
@@ -37,8 +38,13 @@ class Architecture:
     model: Callable[[Any, Any, Attention[Any], Operations], Model]
 
 
+def decoder(parts: LayerParts) -> Architecture:
+    """Returns the architecture of decoders whose layers have these parts."""
+    return Architecture(partial(load_decoder, parts=parts), Decoder)
+
+
 ARCHITECTURES = {
-    **dict.fromkeys(FAMILIES, Architecture(load_decoder, Decoder)),
+    **dict.fromkeys(FAMILIES, decoder(LayerParts())),
     "OPTForCausalLM": Architecture(load_opt, Opt),
 }
 

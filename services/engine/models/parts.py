@@ -1,0 +1,179 @@
+"""The parts of a layer: attention with rotary positions, and MLPs. A family is a list of them.
+
+A decoder runs what lies between two layers' attentions as one piece, some rows after the others. So an attention has
+two methods: `begin` up to the product of queries and keys, and `end` after it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from services.engine.kernels.base import Operations
+from services.engine.models.config import DecoderConfig
+from services.engine.models.linear import Linear
+from services.engine.models.tensors import Tensors
+
+Turn = tuple[Tensor, Tensor]  # cos and signed sin of the tokens' positions, see `Operations.rotate`
+
+# Rotates Q and K of heads, [T, heads + 2 * kv_heads, head_dim], writes K and V to the pool, and returns q, k and v.
+# Parameters: heads, cos, signed_sin, weight, eps; see `Attention.rotate_and_write`.
+RotateAndWrite = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], tuple[Tensor, Tensor, Tensor]]
+
+
+class Mlp(Protocol):
+    """The part of a layer that knows each token alone."""
+
+    @property
+    def is_kernels(self) -> bool:
+        """Returns True if kernels compute all products: see `Operations.by_rows`."""
+
+    @property
+    def width(self) -> int:
+        """Returns how many numbers the widest row has that it makes."""
+
+    def forward(self, x: Tensor, operations: Operations) -> Tensor:
+        """Maps [T, hidden] to [T, hidden]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GatedMlp:
+    """`Mlp` with a gate: down(SiLU(gate(x)) * up(x)) (Shazeer 2020, arXiv 2002.05202)."""
+
+    gate_up: Linear  # hidden -> 2 * width, gate first
+    down: Linear  # width -> hidden
+    width: int
+
+    @property
+    def is_kernels(self) -> bool:
+        """See `Mlp`."""
+        return self.gate_up.is_kernel and self.down.is_kernel
+
+    def forward(self, x: Tensor, operations: Operations) -> Tensor:
+        """See `Mlp`."""
+        return self.down(self.gate_up.gated(x, operations.silu_mul))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReluMlp:
+    """`Mlp` of the first transformers: down(ReLU(up(x))) (Vaswani et al. 2017, arXiv 1706.03762)."""
+
+    up: Linear  # hidden -> width
+    down: Linear  # width -> hidden
+    width: int
+
+    @property
+    def is_kernels(self) -> bool:
+        """Returns False: no kernel computes the ReLU."""
+        return False
+
+    def forward(self, x: Tensor, operations: Operations) -> Tensor:
+        """See `Mlp`."""
+        return self.down(functional.relu(self.up(x)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupedAttention:
+    """Attention whose query heads share KV heads (Ainslie et al. 2023, arXiv 2305.13245), with rotary positions
+    (Su et al. 2021, arXiv 2104.09864) and, in some families, an RMSNorm of each head before these.
+    """
+
+    qkv: Linear  # hidden -> (heads + 2 * kv_heads) * head_dim, rows in the order Q, K, V
+    output: Linear  # heads * head_dim -> hidden
+    qk_norm: Tensor | None  # [heads + kv_heads, head_dim]: the weight for each head of Q, then of K
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    eps: float
+
+    @property
+    def is_kernels(self) -> bool:
+        """See `Mlp`."""
+        return self.qkv.is_kernel and self.output.is_kernel
+
+    @property
+    def width(self) -> int:
+        """See `Mlp`."""
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    def begin(self, x: Tensor, turn: Turn, rotate_and_write: RotateAndWrite) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns q, k and v of x, [T, hidden]: [T, heads or kv_heads, head_dim]. K and V are written to the pool."""
+        heads = self.qkv(x).unflatten(1, (-1, self.head_dim))
+        return rotate_and_write(heads, *turn, self.qk_norm, self.eps)
+
+    def end(self, attended: Tensor) -> Tensor:
+        """Maps what the queries found, [T, heads, head_dim], to [T, hidden]."""
+        return self.output(attended.flatten(1))
+
+    def halves(self) -> "tuple[Queries, Keys] | None":
+        """Returns Q, and K with V, as parts of their own that share the weights; None: they are computed together."""
+        q_width, norm = self.num_heads * self.head_dim, self.qk_norm
+        q, kv = self.qkv.columns(0, q_width), self.qkv.columns(q_width, self.width)
+        if q is None or kv is None:
+            return None
+        q_norm, k_norm = (None, None) if norm is None else (norm[: self.num_heads], norm[self.num_heads :])
+        return Queries(q, q_norm, self.head_dim, self.eps), Keys(kv, k_norm, self.head_dim, self.eps)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Queries:
+    """The Q of an attention."""
+
+    q: Linear
+    norm: Tensor | None  # [heads, head_dim]
+    head_dim: int
+    eps: float
+
+    def forward(self, x: Tensor, turn: Turn, operations: Operations) -> Tensor:
+        """Returns q of x, [T, hidden]: [T, heads, head_dim]."""
+        q = self.q(x).unflatten(1, (-1, self.head_dim))
+        operations.rotate(q, *turn, self.norm, self.eps)
+        return q
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Keys:
+    """The K and V of an attention."""
+
+    kv: Linear
+    norm: Tensor | None  # [kv_heads, head_dim]
+    head_dim: int
+    eps: float
+
+    def forward(self, x: Tensor, turn: Turn, operations: Operations) -> tuple[Tensor, Tensor]:
+        """Returns k and v of x, [T, hidden]: [T, kv_heads, head_dim]."""
+        k, v = self.kv(x).unflatten(1, (-1, self.head_dim)).chunk(2, dim=1)
+        operations.rotate(k, *turn, self.norm, self.eps)
+        return k, v
+
+
+def load_gated_mlp(tensors: Tensors, config: DecoderConfig, prefix: str) -> GatedMlp:
+    """Reads the MLP of the layer whose tensors' names begin with `prefix`. Raises ModelError."""
+    return GatedMlp(
+        gate_up=tensors.linear(f"{prefix}mlp.gate_proj", f"{prefix}mlp.up_proj", bias=config.mlp_bias),
+        down=tensors.linear(f"{prefix}mlp.down_proj", bias=config.mlp_bias),
+        width=config.intermediate_size,
+    )
+
+
+def load_attention(tensors: Tensors, config: DecoderConfig, prefix: str) -> GroupedAttention:
+    """Reads the attention of the layer whose tensors' names begin with `prefix`. Raises ModelError."""
+    names = f"{prefix}self_attn."
+    return GroupedAttention(
+        qkv=tensors.linear(*(f"{names}{name}_proj" for name in "qkv"), bias=config.qkv_bias),
+        output=tensors.linear(f"{names}o_proj", bias=config.output_bias),
+        qk_norm=_load_qk_norm(tensors, config, names) if config.qk_norm else None,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        eps=config.rms_norm_eps,
+    )
+
+
+def _load_qk_norm(tensors: Tensors, config: DecoderConfig, names: str) -> Tensor:
+    q_norm = tensors.vector(f"{names}q_norm.weight").expand(config.num_heads, -1)
+    k_norm = tensors.vector(f"{names}k_norm.weight").expand(config.num_kv_heads, -1)
+    return torch.cat((q_norm, k_norm))
