@@ -12,6 +12,7 @@ from typing import Any, Self
 import torch
 from safetensors import SafetensorError, safe_open
 
+from services.engine.models.tensor_source import index_of
 from services.engine.models.weight_files import FLOATING, safetensors_files, unreadable
 from services.protocol.model_files.base import ModelError
 
@@ -72,10 +73,16 @@ class Checkpoint:
             )
         self.dtype(name)
 
-    def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """Returns a tensor, cast. On the CPU it may be a view of the mapped file: copy it to keep it."""
+    def read(
+        self, name: str, dtype: torch.dtype, rows: slice | None = None, columns: slice | None = None
+    ) -> torch.Tensor:
+        """See `TensorSource.read`. On the CPU it may be a view of the mapped file: copy it to keep it."""
+        tensor: torch.Tensor
         try:
-            tensor: torch.Tensor = self._handles[self._homes[name]].get_tensor(self._stored(name))
+            if rows is None and columns is None:
+                tensor = self._handles[self._homes[name]].get_tensor(self._stored(name))
+            else:
+                tensor = self._slice(name)[index_of(rows, columns)]
         except SafetensorError as error:
             raise ModelError(f"{self._homes[name]}: tensor {name} cannot be read: {error}") from error
         return tensor.to(dtype)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from services.engine.models.model_config import ModelConfig
 from services.engine.models.shapes import Shapes
+from services.engine.models.tensor_source import index_of
 
 
 class DummyTensors:
@@ -45,10 +46,16 @@ class DummyTensors:
         """Does nothing: the tensors have the shapes that are asked for."""
         assert self._shapes[name] == shape, (name, shape)
 
-    def read(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Returns a tensor. A matrix is normal with variance 1 / inputs, so that activations keep their size; norms are
-        ones and biases zeros. A residual stream then grows as the square root of the number of layers.
+    def read(self, name: str, dtype: torch.dtype, rows: slice | None = None, columns: slice | None = None) -> Tensor:
+        """See `TensorSource.read`. A matrix is normal with variance 1 / inputs, so that activations keep their size;
+        norms are ones and biases zeros. A residual stream then grows as the square root of the number of layers.
+
+        A part is cut out of the whole tensor, so that ranks have the weights of the whole model.
         """
+        whole = self._make(name, dtype)
+        return whole if rows is None and columns is None else whole[index_of(rows, columns)].clone()
+
+    def _make(self, name: str, dtype: torch.dtype) -> Tensor:
         tensor = torch.empty(self._shapes[name], dtype=dtype, device=self._device)
         if tensor.dim() == 1:
             return tensor.fill_(0.0 if name.endswith(".bias") else 1.0)

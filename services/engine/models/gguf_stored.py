@@ -47,13 +47,13 @@ class GgufStored:
         self.shape = tensor.shape
         self.row_length = tensor.shape[-1] if tensor.shape else 1
         self.num_rows = math.prod(tensor.shape[:-1])
-        per_block, block_bytes = GGML_QUANT_SIZES[self.quantization]
-        if self.row_length == 0 or self.row_length % per_block:
+        self.per_block, self.block_bytes = GGML_QUANT_SIZES[self.quantization]  # numbers and bytes of a row's blocks
+        if self.row_length == 0 or self.row_length % self.per_block:
             raise ModelError(
                 f"{path.name}: rows of {self.row_length} numbers in tensor {name} are no {self.quantization.name}"
             )
         self.start = tensor.offset
-        self.end = self.start + self.num_rows * (self.row_length // per_block) * block_bytes
+        self.end = self.start + self.num_rows * (self.row_length // self.per_block) * self.block_bytes
 
 
 def gguf_weights(path: Path) -> WeightFile:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from services.engine.models.gguf_stored import GgufStored, gguf_name, read_stored
 from services.engine.models.model_config import ModelConfig
+from services.engine.models.tensor_source import index_of
 from services.protocol.model_files.base import ModelError
 from services.protocol.model_files.gguf_config import INTERLEAVED_ROTARY
 from services.protocol.model_files.gguf_header import read_gguf_header
@@ -64,28 +65,62 @@ class GgufTensors:
                 f"{self._path.name}: tensor {theirs} has shape {list(found)}, the metadata asks for {list(shape)}"
             )
 
-    def read(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Returns a tensor, dequantized in float32 and cast, some rows at a time."""
-        stored = self._find(name)
+    def read(self, name: str, dtype: torch.dtype, rows: slice | None = None, columns: slice | None = None) -> Tensor:
+        """See `TensorSource.read`. Dequantizes in float32 and casts, some rows at a time.
+
+        What is read is a little more than what is asked for: the quantization's blocks around these columns, and heads
+        around these rows if the file has a head's rows in another order.
+        """
+        stored, index = self._find(name), index_of(rows, columns)
+        if rows is None and columns is None:
+            numbers = self._numbers(stored, range(stored.num_rows), range(stored.row_length), dtype)
+            return self._in_halves(name, numbers.reshape(stored.shape))
+        own, *across = (range(length)[part] for length, part in zip(stored.shape, index, strict=False))
+        heads = _around(own, self._config.head_dim) if self._is_interleaved(name) else own
+        if len(stored.shape) == 1:  # one row of the file
+            numbers = self._numbers(stored, range(1), heads, dtype)[0]
+        else:
+            numbers = self._numbers(stored, heads, across[0] if across else range(stored.row_length), dtype)
+        ordered = self._in_halves(name, numbers)
+        return ordered if heads == own else ordered[own.start - heads.start : own.stop - heads.start].clone()
+
+    def _numbers(self, stored: GgufStored, rows: range, columns: range, dtype: torch.dtype) -> Tensor:
+        """Returns numbers in the file's order, [rows, columns]."""
+        numbers = torch.empty((len(rows), len(columns)), dtype=dtype, device=self._device)
+        if not columns:
+            return numbers
+        blocks = _around(columns, stored.per_block)
+        begin, end = (place // stored.per_block * stored.block_bytes for place in (blocks.start, blocks.stop))
         packed = self._content[stored.start : stored.end].reshape(stored.num_rows, -1)
-        rows = torch.empty((stored.num_rows, stored.row_length), dtype=dtype, device=self._device)
-        step = max(1, _NUMBERS_AT_ONCE // stored.row_length)
-        for first in range(0, stored.num_rows, step):
-            numbers = dequantize(np.ascontiguousarray(packed[first : first + step]), stored.quantization)
-            rows[first : first + step] = torch.from_numpy(np.require(numbers, requirements=["C", "W"]))
-        return self._in_halves(name, rows).reshape(stored.shape)
+        packed = packed[rows.start : rows.stop, begin:end]
+        step = max(1, _NUMBERS_AT_ONCE // len(blocks))
+        for first in range(0, len(rows), step):
+            found = dequantize(np.ascontiguousarray(packed[first : first + step]), stored.quantization)
+            around = torch.from_numpy(np.require(found, requirements=["C", "W"]))
+            numbers[first : first + step] = around[:, columns.start - blocks.start : columns.stop - blocks.start]
+        return numbers
 
     def _find(self, name: str) -> GgufStored:
         if name not in self._stored:
             raise ModelError(f"tensor {gguf_name(name)} is missing from {self._path.name}")
         return self._stored[name]
 
+    def _is_interleaved(self, name: str) -> bool:
+        """Returns True for Q and K whose heads have the numbers of their two halves by turns."""
+        turned = (".q_proj.", ".k_proj.")
+        return self._config.architecture in INTERLEAVED_ROTARY and any(projection in name for projection in turned)
+
     def _in_halves(self, name: str, rows: Tensor) -> Tensor:
-        """Reorders rows of Q and K so that a head's halves are rotated against each other."""
-        config = self._config
-        if config.architecture not in INTERLEAVED_ROTARY:
+        """Reorders rows of Q and K, which are those of whole heads, so that a head's halves are rotated against each
+        other.
+        """
+        if not self._is_interleaved(name):
             return rows
-        for projection, heads in (("q_proj", config.num_heads), ("k_proj", config.num_kv_heads)):
-            if f".{projection}." in name:
-                return rows.reshape(heads, config.head_dim // 2, 2, -1).transpose(1, 2)
-        return rows
+        head_dim = self._config.head_dim
+        pairs = rows.reshape(len(rows) // head_dim, head_dim // 2, 2, *rows.shape[1:])
+        return pairs.transpose(1, 2).flatten(0, 2)
+
+
+def _around(places: range, step: int) -> range:
+    """Returns the smallest range that has these places, and begins and ends at multiples of `step`."""
+    return range(places.start // step * step, -(-places.stop // step) * step)

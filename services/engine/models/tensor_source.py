@@ -26,5 +26,17 @@ class TensorSource(Protocol):
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """Raises ModelError unless the tensor is there with this shape and a floating-point dtype."""
 
-    def read(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Returns a tensor, cast. Raises ModelError."""
+    def read(self, name: str, dtype: torch.dtype, rows: slice | None = None, columns: slice | None = None) -> Tensor:
+        """Returns tensor[rows, columns], cast. None: all of them. Raises ModelError.
+
+        The slices lie within the tensor and have no step; a vector has rows alone. Of a file, little else is read than
+        what is returned.
+        """
+
+
+def index_of(rows: slice | None, columns: slice | None) -> tuple[slice, ...]:
+    """Returns what to index a tensor by for `TensorSource.read`."""
+    for part in (rows, columns):
+        assert part is None or part.step in (None, 1), part
+    found = slice(None) if rows is None else rows
+    return (found,) if columns is None else (found, columns)

@@ -20,6 +20,7 @@ from services.engine.models.base import ModelInput
 from services.engine.models.linear import Linear
 from services.engine.models.registry import load_weights, make_model
 from services.engine.models.shapes import Shapes
+from services.engine.models.tensor_source import index_of
 from services.protocol.model_files.open import open_model
 from tests.checkpoints import LLAMA3_ROPE, YARN_ROPE, write_checkpoint
 
@@ -51,8 +52,8 @@ class MetaTensors:
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         assert self._shapes[name] == shape
 
-    def read(self, name: str, dtype: torch.dtype) -> Tensor:
-        return torch.empty(self._shapes[name], dtype=dtype, device=META)
+    def read(self, name: str, dtype: torch.dtype, rows: slice | None = None, columns: slice | None = None) -> Tensor:
+        return torch.empty(self._shapes[name], dtype=dtype, device=META)[index_of(rows, columns)]
 
 
 class NoAttention:
