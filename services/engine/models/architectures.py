@@ -8,28 +8,32 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from services.engine.models.config import FAMILIES, decoder_shapes, parse_decoder_config
-from services.engine.models.model_config import ModelConfig
-from services.engine.models.opt_config import opt_shapes, parse_opt_config
+from services.engine.models.config import FAMILIES, decoder_parts, decoder_shapes, parse_decoder_config
+from services.engine.models.model_config import ModelConfig, Shard
+from services.engine.models.opt_config import opt_parts, opt_shapes, parse_opt_config
 from services.engine.models.settings import ConfigSettings
-from services.engine.models.shapes import Shapes
+from services.engine.models.shapes import Part, Parts, Shapes
 from services.protocol.model_files.base import ModelError, Settings
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """One kind of model, as its files describe it. model_type: its name in config.json's setting of that name. `parse`
-    makes the config that `shapes` takes.
+    makes the config that `shapes` and `parts` take.
     """
 
     model_type: str
     parse: Callable[[ConfigSettings, str], ModelConfig]
-    shapes: Callable[[Any], Shapes]
+    shapes: Callable[[Any], Shapes]  # of a whole model's tensors
+    parts: Callable[[Any, Shard], Parts]  # of these, for one rank
 
 
 SHAPES = {
-    **{name: ModelShape(family.model_type, parse_decoder_config, decoder_shapes) for name, family in FAMILIES.items()},
-    "OPTForCausalLM": ModelShape("opt", parse_opt_config, opt_shapes),
+    **{
+        name: ModelShape(family.model_type, parse_decoder_config, decoder_shapes, decoder_parts)
+        for name, family in FAMILIES.items()
+    },
+    "OPTForCausalLM": ModelShape("opt", parse_opt_config, opt_shapes, opt_parts),
 }
 
 
@@ -54,14 +58,26 @@ def parse_model_config(values: Settings) -> ModelConfig:
 
 
 def shapes_of(config: ModelConfig) -> Shapes:
-    """Returns the shapes of all tensors that a checkpoint of this model must have."""
-    return SHAPES[config.architecture].shapes(config)
+    """Returns the shapes of all tensors that a checkpoint of this model must have. They are the whole model's."""
+    return SHAPES[config.architecture].shapes(config.whole)
+
+
+def parts_of(config: ModelConfig) -> Parts:
+    """Returns the parts of the tensors that a rank reads; none, if the model is whole."""
+    return {} if config.sharded is None else SHAPES[config.architecture].parts(config.whole, config.sharded)
 
 
 def num_parameters(config: ModelConfig) -> int:
-    """Returns how many numbers a checkpoint of this shape holds."""
-    shapes = shapes_of(config)
-    return sum(math.prod(shape) for shape in shapes.values())
+    """Returns how many numbers of a checkpoint of this shape are read: all of them, or a rank's."""
+    parts = parts_of(config)
+    return sum(_num_read(shape, parts.get(name, Part())) for name, shape in shapes_of(config).items())
+
+
+def _num_read(shape: tuple[int, ...], part: Part | None) -> int:
+    if part is None:
+        return 0
+    slices = (slice(None) if one is None else one for one in part)
+    return math.prod(len(range(length)[one]) for length, one in zip(shape, slices, strict=False))
 
 
 def _is_kv_only(quantization: ConfigSettings) -> bool:

@@ -5,12 +5,12 @@ would change the computation and is not implemented is refused by name: no setti
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from services.engine.models.model_config import ModelConfig, read_dtype
+from services.engine.models.model_config import ModelConfig, Shard, read_dtype
 from services.engine.models.rope_settings import FrequencyFactors, parse_rope
 from services.engine.models.settings import ConfigSettings
-from services.engine.models.shapes import Shapes, linear_shapes
+from services.engine.models.shapes import Parts, Shapes, linear_shapes, parts_of_inputs, parts_of_outputs, widened
 from services.protocol.model_files.base import ModelError
 
 
@@ -52,6 +52,14 @@ def window_of_marked_layers(raw: ConfigSettings) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
+class MlpTensors:
+    """The tensors of a layer's MLP, by their names after the layer's: their shapes, and what one rank reads of each."""
+
+    shapes: Callable[["DecoderConfig"], Shapes]
+    parts: Callable[["DecoderConfig", Shard], Parts]
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """The differences of an architecture from the plain decoder."""
 
@@ -61,7 +69,7 @@ class Family:
     qk_norm: bool = False  # RMSNorm over each head of Q and K, before the rotary embedding
     default_head_dim: int | None = None  # None: hidden_size / num_attention_heads
     window: Callable[[ConfigSettings], int | None] = no_window  # reads config.json
-    mlp_shapes: Callable[["DecoderConfig"], Shapes] = lambda config: gated_mlp_shapes(config)  # of a layer's tensors
+    mlp: MlpTensors = field(default_factory=lambda: MlpTensors(gated_mlp_shapes, gated_mlp_parts))
 
 
 FAMILIES = {
@@ -78,7 +86,6 @@ FAMILIES = {
 class DecoderConfig(ModelConfig):
     """All that the decoder's computation depends on, weights aside."""
 
-    intermediate_size: int
     rms_norm_eps: float
     qk_norm: bool
     qkv_bias: bool
@@ -147,6 +154,23 @@ def gated_mlp_shapes(config: DecoderConfig) -> Shapes:
     return gate | up | linear_shapes("mlp.down_proj", hidden, inner, bias)
 
 
+def gated_mlp_parts(config: DecoderConfig, shard: Shard) -> Parts:
+    """Returns the parts of a gated MLP's tensors that one rank reads."""
+    gate, up = (parts_of_outputs(f"mlp.{name}_proj", shard.intermediate, config.mlp_bias) for name in ("gate", "up"))
+    return gate | up | parts_of_inputs("mlp.down_proj", shard.intermediate, config.mlp_bias)
+
+
+def decoder_parts(config: DecoderConfig, shard: Shard) -> Parts:
+    """Returns the parts of tensors that one rank reads: its heads, and its columns of the MLP."""
+    heads, kv_heads = widened(shard.heads, config.head_dim), widened(shard.kv_heads, config.head_dim)
+    parts = FAMILIES[config.architecture].mlp.parts(config, shard)
+    for name, outputs in (("q_proj", heads), ("k_proj", kv_heads), ("v_proj", kv_heads)):
+        parts |= parts_of_outputs(f"self_attn.{name}", outputs, config.qkv_bias)
+    parts |= parts_of_inputs("self_attn.o_proj", heads, config.output_bias)
+    layers = range(config.num_layers)
+    return {f"model.layers.{layer}.{name}": part for layer in layers for name, part in parts.items()}
+
+
 def _has_bias(raw: ConfigSettings, key: str, family: Family) -> bool:
     """Returns True if the setting asks for biases that the family does not always have."""
     if key in family.optional_biases:
@@ -179,7 +203,7 @@ def _layer_shapes(config: DecoderConfig) -> Shapes:
     for name, out in (("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size)):
         shapes |= linear_shapes(f"self_attn.{name}", out, hidden, config.qkv_bias)
     shapes |= linear_shapes("self_attn.o_proj", hidden, q_size, config.output_bias)
-    shapes |= FAMILIES[config.architecture].mlp_shapes(config)
+    shapes |= FAMILIES[config.architecture].mlp.shapes(config)
     if config.qk_norm:
         shapes |= {f"self_attn.{name}.weight": (config.head_dim,) for name in ("q_norm", "k_norm")}
     return shapes

@@ -4,7 +4,6 @@ The answers of such a model are noise; a step costs as much as with the real wei
 """
 
 import json
-from dataclasses import asdict
 from hashlib import blake2b
 
 import torch
@@ -67,7 +66,7 @@ def dummy_id(config: ModelConfig, device: torch.device) -> str:
     """Returns an id in the form of `weights_id`, 32 hex digits. Kinds of devices differ in it, as in their random
     numbers.
     """
-    described = {"dummy": device.type, **asdict(config)}
+    described = {"dummy": device.type, **config.described()}
     return blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 

@@ -21,7 +21,7 @@ _NAME = re.compile(r"\.layers\.(\d+)\.self_attn\.(?:attn\.)?(?:(k)_proj\.k|(v)_p
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KvScales:
-    """The scales of K and of V, float32[num_layers, num_kv_heads] each, on the CPU."""
+    """The scales of K and of V, float32[num_layers, num_kv_heads] each, on the CPU. A rank has those of its heads."""
 
     k: Tensor
     v: Tensor
@@ -44,7 +44,7 @@ def read_kv_scales(source: TensorSource, config: ModelConfig) -> KvScales | None
         return None
     scales = {kind: torch.ones(config.num_layers, config.num_kv_heads) for kind in "kv"}
     for (kind, layer), name in names.items():
-        scales[kind][layer] = _read(source, name, config.num_kv_heads)
+        scales[kind][layer] = _read(source, name, config)
     return KvScales(scales["k"], scales["v"])
 
 
@@ -72,8 +72,9 @@ def _place(name: str) -> tuple[str, int] | None:
     return None if match is None else (match[2] or match[3] or match[4], int(match[1]))
 
 
-def _read(source: TensorSource, name: str, num_kv_heads: int) -> Tensor:
+def _read(source: TensorSource, name: str, config: ModelConfig) -> Tensor:
     """Returns a scale's numbers, [1] or [num_kv_heads]."""
+    num_kv_heads = config.whole.num_kv_heads
     source.dtype(name)  # raises if it is not of a floating-point dtype
     scale = source.read(name, torch.float32).flatten().cpu()
     if len(scale) not in (1, num_kv_heads):
@@ -83,4 +84,7 @@ def _read(source: TensorSource, name: str, num_kv_heads: int) -> Tensor:
         )
     if not bool((torch.isfinite(scale) & (scale > 0)).all()):
         raise ModelError(f"{source.home(name)}: tensor {name} has a scale that is not a positive number")
-    return scale
+    if config.sharded is None or len(scale) == 1:
+        return scale
+    heads = config.sharded.kv_heads
+    return scale[heads.start : heads.stop]

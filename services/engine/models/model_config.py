@@ -1,7 +1,8 @@
 """The numbers that describe a model of any architecture, as config.json has them."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Self
 
 from services.engine.models.rope_settings import Rope
 from services.engine.models.settings import ConfigSettings
@@ -10,13 +11,46 @@ from services.protocol.model_files.base import ModelError
 DTYPES = ("float32", "bfloat16", "float16")
 
 
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The part of a model that one of `size` ranks has, as the whole model counts heads and columns."""
+
+    rank: int
+    size: int
+    whole: "ModelConfig"
+
+    @property
+    def heads(self) -> range:
+        """Returns the query heads."""
+        return _nth_part(self.rank, self.size, self.whole.num_heads)
+
+    @property
+    def kv_heads(self) -> range:
+        """Returns the KV heads of these query heads. Where there are fewer than ranks, several ranks have the same
+        one.
+        """
+        num_kv_heads = self.whole.num_kv_heads
+        parts = min(self.size, num_kv_heads)
+        return _nth_part(self.rank * parts // self.size, parts, num_kv_heads)
+
+    @property
+    def intermediate(self) -> range:
+        """Returns the columns between the two products of an MLP."""
+        return _nth_part(self.rank, self.size, self.whole.intermediate_size)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The part of a model's shape that every architecture has. Subclasses add fields of their own."""
+    """The part of a model's shape that every architecture has. Subclasses add fields of their own.
+
+    The configuration of one rank (`shard`) has its own numbers of heads and its own width of the MLP; all else is the
+    whole model's.
+    """
 
     architecture: str
     vocab_size: int
     hidden_size: int
+    intermediate_size: int  # of the MLP
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -26,6 +60,7 @@ class ModelConfig:
     window: int | None  # positions that a token sees, its own included; None: all before it
     tie_word_embeddings: bool
     dtype: str | None  # of the checkpoint; None: config.json names none
+    sharded: Shard | None = None  # None: this is a whole model
 
     @property
     def output_size(self) -> int:
@@ -36,6 +71,47 @@ class ModelConfig:
     def scale(self) -> float:
         """Returns the factor on attention scores."""
         return 1 / math.sqrt(self.head_dim)
+
+    @property
+    def whole(self) -> "ModelConfig":
+        """Returns the configuration of the whole model."""
+        return self if self.sharded is None else self.sharded.whole
+
+    def shard(self, rank: int, size: int) -> Self:
+        """Returns the configuration of one of `size` ranks, which share the heads and the width of the MLP evenly.
+
+        Each KV head is on several ranks if there are fewer than ranks. Raises ModelError for numbers that `size` does
+        not divide.
+        """
+        assert self.sharded is None, "a rank's configuration is not sharded again"
+        assert 0 <= rank < size, (rank, size)
+        for number, words in ((self.num_heads, "attention heads"), (self.intermediate_size, "columns of the MLP")):
+            if number % size:
+                raise ModelError(f"{size} ranks cannot share {number} {words} evenly")
+        if self.num_kv_heads % size and size % self.num_kv_heads:
+            raise ModelError(
+                f"{size} ranks cannot share {self.num_kv_heads} KV heads: neither number is a multiple of the other"
+            )
+        shard = Shard(rank, size, self)
+        return replace(
+            self,
+            num_heads=len(shard.heads),
+            num_kv_heads=len(shard.kv_heads),
+            intermediate_size=len(shard.intermediate),
+            sharded=shard,
+        )
+
+    def described(self) -> dict[str, object]:
+        """Returns the numbers of the whole model by their names, for digests. Every rank's are the same."""
+        numbers = asdict(self.whole)
+        del numbers["sharded"]
+        return numbers
+
+
+def _nth_part(index: int, parts: int, length: int) -> range:
+    """Returns one of so many equal parts of `range(length)`."""
+    each = length // parts
+    return range(index * each, (index + 1) * each)
 
 
 def read_dtype(raw: ConfigSettings) -> str | None:

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from services.engine.models.model_config import ModelConfig, read_dtype
+from services.engine.models.model_config import ModelConfig, Shard, read_dtype
 from services.engine.models.settings import ConfigSettings
-from services.engine.models.shapes import Shapes, linear_shapes
+from services.engine.models.shapes import Parts, Shapes, linear_shapes, parts_of_inputs, parts_of_outputs, widened
 
 POSITION_OFFSET = 2  # position p is row p + 2 of the positions' embedding
 
@@ -13,7 +13,6 @@ POSITION_OFFSET = 2  # position p is row p + 2 of the positions' embedding
 class OptConfig(ModelConfig):
     """All that OPT's computation depends on, weights aside."""
 
-    intermediate_size: int
     embedding_size: int
     norm_first: bool
     final_norm: bool
@@ -76,6 +75,20 @@ def opt_shapes(config: OptConfig) -> Shapes:
     for layer in range(config.num_layers):
         shapes |= _layer_shapes(config, f"{prefix}layers.{layer}.")
     return shapes
+
+
+def opt_parts(config: OptConfig, shard: Shard) -> Parts:
+    """Returns the parts of tensors that one rank reads: its heads, and its columns of the MLP."""
+    parts: Parts = {}
+    heads = widened(shard.heads, config.head_dim)
+    for layer in range(config.num_layers):
+        prefix = f"model.decoder.layers.{layer}."
+        for name in ("q_proj", "k_proj", "v_proj"):
+            parts |= parts_of_outputs(f"{prefix}self_attn.{name}", heads, config.bias)
+        parts |= parts_of_inputs(f"{prefix}self_attn.out_proj", heads, config.bias)
+        parts |= parts_of_outputs(f"{prefix}fc1", shard.intermediate, config.bias)
+        parts |= parts_of_inputs(f"{prefix}fc2", shard.intermediate, config.bias)
+    return parts
 
 
 def _layer_shapes(config: OptConfig, prefix: str) -> Shapes:

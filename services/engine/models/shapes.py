@@ -1,9 +1,44 @@
-"""Shapes of a checkpoint's tensors."""
+"""Shapes of a checkpoint's tensors, and the parts of them that belong to one rank of several."""
+
+from typing import NamedTuple
 
 Shapes = dict[str, tuple[int, ...]]  # by tensors' names
+
+
+class Part(NamedTuple):
+    """A part of a tensor: tensor[rows, columns]; None: all of them."""
+
+    rows: slice | None = None
+    columns: slice | None = None
+
+
+Parts = dict[
+    str, Part | None
+]  # by tensors' names; None: the tensor is another rank's. Without an entry it is read whole
 
 
 def linear_shapes(name: str, out: int, hidden: int, bias: bool) -> Shapes:
     """Returns the shapes of one linear layer's tensors."""
     weight: Shapes = {f"{name}.weight": (out, hidden)}
     return weight | {f"{name}.bias": (out,)} if bias else weight
+
+
+def parts_of_outputs(name: str, outputs: range, bias: bool) -> Parts:
+    """Returns the parts of one linear layer's tensors that make these outputs."""
+    part = Part(rows=slice(outputs.start, outputs.stop))
+    weight: Parts = {f"{name}.weight": part}
+    return weight | {f"{name}.bias": part} if bias else weight
+
+
+def parts_of_inputs(name: str, inputs: range, bias: bool) -> Parts:
+    """Returns the parts of one linear layer's tensors that take these inputs.
+
+    The ranks' results are summed, so the bias is that of the rank with the first inputs alone.
+    """
+    weight: Parts = {f"{name}.weight": Part(columns=slice(inputs.start, inputs.stop))}
+    return weight | {f"{name}.bias": None} if bias and inputs.start else weight
+
+
+def widened(heads: range, head_dim: int) -> range:
+    """Returns the places of these heads' numbers, where each head has `head_dim`."""
+    return range(heads.start * head_dim, heads.stop * head_dim)

@@ -11,17 +11,18 @@ from torch import Tensor
 from services.engine.models.kv_scales import is_kv_scale
 from services.engine.models.linear import Linear, MakeProduct
 from services.engine.models.model_config import ModelConfig
-from services.engine.models.shapes import Shapes
+from services.engine.models.shapes import Part, Parts, Shapes
 from services.engine.models.tensor_source import TensorSource
 from services.protocol.model_files.base import ModelError
 
 _HEAD = "lm_head.weight"
+_WHOLE = Part()
 
 
 class Tensors:
     """Reads tensors of one source in one dtype. fused, make_product: for linear layers, see `Linear`.
 
-    on_read: hears of the bytes of each tensor, as it is in memory.
+    parts: what a rank reads of the tensors. on_read: hears of the bytes of each tensor, as it is in memory.
     """
 
     def __init__(
@@ -31,22 +32,25 @@ class Tensors:
         *,
         fused: bool,
         make_product: MakeProduct | None = None,
+        parts: Parts,
         on_read: Callable[[int], None],
     ) -> None:
         self.dtype = dtype
         self._source = source
         self._fused = fused
         self._make_product = make_product
+        self._parts = parts
         self._on_read = on_read
 
     def linear(self, *names: str, bias: bool) -> Linear:
         """Makes a linear layer of the rows of these, one below the other: `{name}.weight`, and `{name}.bias` if it has
-        a bias.
+        a bias, which may be another rank's.
 
         Fewer and larger products are faster.
         """
         weight = self._rows([f"{name}.weight" for name in names])
-        biases = self._rows([f"{name}.bias" for name in names]) if bias else None
+        own_biases = [f"{name}.bias" for name in names if bias and self._part(f"{name}.bias") is not None]
+        biases = self._rows(own_biases) if own_biases else None
         return Linear(weight, biases, fused=self._fused, make_product=self._make_product)
 
     def head(self, embedding: Tensor, *, tied: bool) -> Linear:
@@ -54,7 +58,9 @@ class Tensors:
         return Linear(embedding if tied else self._read(_HEAD), None, fused=self._fused)
 
     def vector(self, name: str) -> Tensor:
-        """Reads a tensor unchanged. Copies it if the source lends it: a file may change once it is closed."""
+        """Reads a tensor, or a rank's part of it, unchanged. Copies it if the source lends it: a file may change once
+        it is closed.
+        """
         tensor = self._read(name)
         return tensor.clone() if self._source.lends else tensor
 
@@ -63,9 +69,14 @@ class Tensors:
         return self.vector(names[0]) if len(names) == 1 else torch.cat([self._read(name) for name in names])
 
     def _read(self, name: str) -> Tensor:
-        tensor = self._source.read(name, self.dtype)
+        part = self._part(name)
+        assert part is not None, f"{name} is another rank's"
+        tensor = self._source.read(name, self.dtype, part.rows, part.columns)
         self._on_read(tensor.nbytes)
         return tensor
+
+    def _part(self, name: str) -> Part | None:
+        return self._parts.get(name, _WHOLE)
 
 
 def check_tensors(source: TensorSource, config: ModelConfig, expected: Shapes) -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
@@ -57,10 +57,11 @@ def weights_id(files: Iterable[WeightFile], config: ModelConfig) -> str:
 
     It covers the model's shape, the headers of all files and 1 KiB from the middle of every tensor. Two fine-tunes of
     equal shape have different digests, since training changes tensors all over; a change of a few values elsewhere in a
-    tensor is not seen. The same weights cut into other shards have another digest. Raises ModelError.
+    tensor is not seen. The same weights in other files have another digest. The ranks of a model have the
+    digest of the whole. Raises ModelError.
     """
     digest = blake2b(digest_size=16)
-    digest.update(json.dumps(asdict(config), sort_keys=True).encode())
+    digest.update(json.dumps(config.described(), sort_keys=True).encode())
     for weights in files:
         digest.update(weights.header)
         with weights.path.open("rb") as file:
