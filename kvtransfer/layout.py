@@ -35,6 +35,16 @@ class KvLayout:
         per_token = self.num_kv_heads * self.num_layers * 2 * self.head_dim
         return per_token * self.block_size * _ITEM_BYTES[self.dtype]
 
+    def bytes_of(self, heads: range) -> range:
+        """Returns the bytes of a block that hold these KV heads, all layers, K and V.
+
+        A rank of a model has blocks of its own KV heads, which have the order of these bytes.
+        """
+        assert heads.step == 1, heads
+        assert 0 <= heads.start <= heads.stop <= self.num_kv_heads, (heads, self.num_kv_heads)
+        each = self.block_bytes // self.num_kv_heads
+        return range(heads.start * each, heads.stop * each)
+
 
 def fingerprint(
     layout: KvLayout, weights_id: str, rope: dict[str, object], precision: dict[str, object] | None = None

@@ -1,0 +1,40 @@
+"""The bytes of a block: a range of KV heads is one range of bytes, in the order of a layout of these heads."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtransfer.layout import KvLayout
+
+_DTYPES = {"float32": np.uint32, "bfloat16": np.uint16, "float16": np.uint16, "float8_e4m3fn": np.uint8}
+LAYOUT = KvLayout(num_layers=3, num_kv_heads=6, head_dim=8, block_size=4, dtype="bfloat16")
+
+
+@given(dtype=st.sampled_from(sorted(_DTYPES)), num_kv_heads=st.integers(1, 8), data=st.data())
+def test_a_range_of_heads_is_a_block_of_a_layout_of_these_heads(
+    dtype: str, num_kv_heads: int, data: st.DataObject
+) -> None:
+    layout = replace(LAYOUT, num_kv_heads=num_kv_heads, dtype=dtype)
+    first, end = sorted(data.draw(st.tuples(*[st.integers(0, num_kv_heads)] * 2)))
+    pool = np.random.default_rng(0).integers(0, 256, (2, layout.block_bytes), dtype=np.uint8)
+    of_heads, part = layout.bytes_of(range(first, end)), replace(layout, num_kv_heads=end - first)
+    assert len(of_heads) == part.block_bytes
+    cut = np.ascontiguousarray(pool[:, of_heads.start : of_heads.stop])
+    whole = pool.view(_DTYPES[dtype]).reshape(layout.shape(2))
+    assert (cut.view(_DTYPES[dtype]).reshape(part.shape(2)) == whole[:, first:end]).all()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
+def test_ranks_cover_a_block_in_their_order(size: int) -> None:
+    each = LAYOUT.num_kv_heads // size
+    ranges = [LAYOUT.bytes_of(range(rank * each, (rank + 1) * each)) for rank in range(size)]
+    assert [place for one in ranges for place in one] == list(range(LAYOUT.block_bytes))
+
+
+@pytest.mark.parametrize("heads", [range(5, 7), range(-1, 2), range(0, 4, 2)])
+def test_heads_that_are_no_range_of_the_layouts_are_refused(heads: range) -> None:
+    with pytest.raises(AssertionError):
+        LAYOUT.bytes_of(heads)
