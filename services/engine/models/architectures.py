@@ -8,32 +8,32 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from services.engine.models.config import FAMILIES, decoder_parts, decoder_shapes, parse_decoder_config
+from services.engine.models.config import FAMILIES, decoder_shapes, decoder_shares, parse_decoder_config
 from services.engine.models.model_config import ModelConfig, Shard
-from services.engine.models.opt_config import opt_parts, opt_shapes, parse_opt_config
+from services.engine.models.opt_config import opt_shapes, opt_shares, parse_opt_config
 from services.engine.models.settings import ConfigSettings
-from services.engine.models.shapes import Part, Parts, Shapes
+from services.engine.models.shapes import Shapes, Share, Shares
 from services.protocol.model_files.base import ModelError, Settings
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """One kind of model, as its files describe it. model_type: its name in config.json's setting of that name. `parse`
-    makes the config that `shapes` and `parts` take.
+    makes the config that `shapes` and `shares` take.
     """
 
     model_type: str
     parse: Callable[[ConfigSettings, str], ModelConfig]
     shapes: Callable[[Any], Shapes]  # of a whole model's tensors
-    parts: Callable[[Any, Shard], Parts]  # of these, for one rank
+    shares: Callable[[Any, Shard], Shares]  # of these, for one rank
 
 
 SHAPES = {
     **{
-        name: ModelShape(family.model_type, parse_decoder_config, decoder_shapes, decoder_parts)
+        name: ModelShape(family.model_type, parse_decoder_config, decoder_shapes, decoder_shares)
         for name, family in FAMILIES.items()
     },
-    "OPTForCausalLM": ModelShape("opt", parse_opt_config, opt_shapes, opt_parts),
+    "OPTForCausalLM": ModelShape("opt", parse_opt_config, opt_shapes, opt_shares),
 }
 
 
@@ -62,21 +62,21 @@ def shapes_of(config: ModelConfig) -> Shapes:
     return SHAPES[config.architecture].shapes(config.whole)
 
 
-def parts_of(config: ModelConfig) -> Parts:
-    """Returns the parts of the tensors that a rank reads; none, if the model is whole."""
-    return {} if config.sharded is None else SHAPES[config.architecture].parts(config.whole, config.sharded)
+def shares_of(config: ModelConfig) -> Shares:
+    """Returns the shares of the tensors that a rank reads; none, if the model is whole."""
+    return {} if config.sharded is None else SHAPES[config.architecture].shares(config.whole, config.sharded)
 
 
 def num_parameters(config: ModelConfig) -> int:
     """Returns how many numbers of a checkpoint of this shape are read: all of them, or a rank's."""
-    parts = parts_of(config)
-    return sum(_num_read(shape, parts.get(name, Part())) for name, shape in shapes_of(config).items())
+    shares = shares_of(config)
+    return sum(_num_read(shape, shares.get(name, Share())) for name, shape in shapes_of(config).items())
 
 
-def _num_read(shape: tuple[int, ...], part: Part | None) -> int:
-    if part is None:
+def _num_read(shape: tuple[int, ...], share: Share | None) -> int:
+    if share is None:
         return 0
-    slices = (slice(None) if one is None else one for one in part)
+    slices = (slice(None) if one is None else one for one in share)
     return math.prod(len(range(length)[one]) for length, one in zip(shape, slices, strict=False))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from services.engine.models.model_config import ModelConfig, Shard, read_dtype
 from services.engine.models.rope_settings import FrequencyFactors, parse_rope
 from services.engine.models.settings import ConfigSettings
-from services.engine.models.shapes import Parts, Shapes, linear_shapes, parts_of_inputs, parts_of_outputs, widened
+from services.engine.models.shapes import Shapes, Shares, linear_shapes, shares_of_inputs, shares_of_outputs, widened
 from services.protocol.model_files.base import ModelError
 
 
@@ -56,7 +56,7 @@ class MlpTensors:
     """The tensors of a layer's MLP, by their names after the layer's: their shapes, and what one rank reads of each."""
 
     shapes: Callable[["DecoderConfig"], Shapes]
-    parts: Callable[["DecoderConfig", Shard], Parts]
+    shares: Callable[["DecoderConfig", Shard], Shares]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Family:
     qk_norm: bool = False  # RMSNorm over each head of Q and K, before the rotary embedding
     default_head_dim: int | None = None  # None: hidden_size / num_attention_heads
     window: Callable[[ConfigSettings], int | None] = no_window  # reads config.json
-    mlp: MlpTensors = field(default_factory=lambda: MlpTensors(gated_mlp_shapes, gated_mlp_parts))
+    mlp: MlpTensors = field(default_factory=lambda: MlpTensors(gated_mlp_shapes, gated_mlp_shares))
 
 
 FAMILIES = {
@@ -154,21 +154,21 @@ def gated_mlp_shapes(config: DecoderConfig) -> Shapes:
     return gate | up | linear_shapes("mlp.down_proj", hidden, inner, bias)
 
 
-def gated_mlp_parts(config: DecoderConfig, shard: Shard) -> Parts:
-    """Returns the parts of a gated MLP's tensors that one rank reads."""
-    gate, up = (parts_of_outputs(f"mlp.{name}_proj", shard.intermediate, config.mlp_bias) for name in ("gate", "up"))
-    return gate | up | parts_of_inputs("mlp.down_proj", shard.intermediate, config.mlp_bias)
+def gated_mlp_shares(config: DecoderConfig, shard: Shard) -> Shares:
+    """Returns the shares of a gated MLP's tensors that one rank reads."""
+    gate, up = (shares_of_outputs(f"mlp.{name}_proj", shard.intermediate, config.mlp_bias) for name in ("gate", "up"))
+    return gate | up | shares_of_inputs("mlp.down_proj", shard.intermediate, config.mlp_bias)
 
 
-def decoder_parts(config: DecoderConfig, shard: Shard) -> Parts:
-    """Returns the parts of tensors that one rank reads: its heads, and its columns of the MLP."""
+def decoder_shares(config: DecoderConfig, shard: Shard) -> Shares:
+    """Returns the shares of tensors that one rank reads: its heads, and its columns of the MLP."""
     heads, kv_heads = widened(shard.heads, config.head_dim), widened(shard.kv_heads, config.head_dim)
-    parts = FAMILIES[config.architecture].mlp.parts(config, shard)
+    shares = FAMILIES[config.architecture].mlp.shares(config, shard)
     for name, outputs in (("q_proj", heads), ("k_proj", kv_heads), ("v_proj", kv_heads)):
-        parts |= parts_of_outputs(f"self_attn.{name}", outputs, config.qkv_bias)
-    parts |= parts_of_inputs("self_attn.o_proj", heads, config.output_bias)
+        shares |= shares_of_outputs(f"self_attn.{name}", outputs, config.qkv_bias)
+    shares |= shares_of_inputs("self_attn.o_proj", heads, config.output_bias)
     layers = range(config.num_layers)
-    return {f"model.layers.{layer}.{name}": part for layer in layers for name, part in parts.items()}
+    return {f"model.layers.{layer}.{name}": share for layer in layers for name, share in shares.items()}
 
 
 def _has_bias(raw: ConfigSettings, key: str, family: Family) -> bool:

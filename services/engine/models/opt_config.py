@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from services.engine.models.model_config import ModelConfig, Shard, read_dtype
 from services.engine.models.settings import ConfigSettings
-from services.engine.models.shapes import Parts, Shapes, linear_shapes, parts_of_inputs, parts_of_outputs, widened
+from services.engine.models.shapes import Shapes, Shares, linear_shapes, shares_of_inputs, shares_of_outputs, widened
 
 POSITION_OFFSET = 2  # position p is row p + 2 of the positions' embedding
 
@@ -77,18 +77,18 @@ def opt_shapes(config: OptConfig) -> Shapes:
     return shapes
 
 
-def opt_parts(config: OptConfig, shard: Shard) -> Parts:
-    """Returns the parts of tensors that one rank reads: its heads, and its columns of the MLP."""
-    parts: Parts = {}
+def opt_shares(config: OptConfig, shard: Shard) -> Shares:
+    """Returns the shares of tensors that one rank reads: its heads, and its columns of the MLP."""
+    shares: Shares = {}
     heads = widened(shard.heads, config.head_dim)
     for layer in range(config.num_layers):
         prefix = f"model.decoder.layers.{layer}."
         for name in ("q_proj", "k_proj", "v_proj"):
-            parts |= parts_of_outputs(f"{prefix}self_attn.{name}", heads, config.bias)
-        parts |= parts_of_inputs(f"{prefix}self_attn.out_proj", heads, config.bias)
-        parts |= parts_of_outputs(f"{prefix}fc1", shard.intermediate, config.bias)
-        parts |= parts_of_inputs(f"{prefix}fc2", shard.intermediate, config.bias)
-    return parts
+            shares |= shares_of_outputs(f"{prefix}self_attn.{name}", heads, config.bias)
+        shares |= shares_of_inputs(f"{prefix}self_attn.out_proj", heads, config.bias)
+        shares |= shares_of_outputs(f"{prefix}fc1", shard.intermediate, config.bias)
+        shares |= shares_of_inputs(f"{prefix}fc2", shard.intermediate, config.bias)
+    return shares
 
 
 def _layer_shapes(config: OptConfig, prefix: str) -> Shapes:

@@ -11,7 +11,7 @@ import torch
 
 from services.engine.attention.base import Attention
 from services.engine.kernels.base import Operations
-from services.engine.models.architectures import parts_of, shapes_of
+from services.engine.models.architectures import shapes_of, shares_of
 from services.engine.models.base import Model, Weights
 from services.engine.models.checkpoint import Checkpoint
 from services.engine.models.config import FAMILIES
@@ -58,7 +58,7 @@ def load_weights(
     make_product: MakeProduct | None = None,
     on_read: Callable[[int], None] = lambda _: None,
 ) -> Weights:
-    """Reads all weights to the source's device; with the configuration of a rank, its parts of them, and the embedding,
+    """Reads all weights to the source's device; with the configuration of a rank, its share of them, and the embedding,
     the output layer and the norms whole.
 
     fused: products may be a CPU's kernels. make_product: makes the products of all linear layers but the last instead.
@@ -67,8 +67,8 @@ def load_weights(
     """
     architecture = ARCHITECTURES[config.architecture]
     check_tensors(source, config, shapes_of(config))
-    parts = parts_of(config)
-    tensors = Tensors(source, dtype, fused=fused, make_product=make_product, parts=parts, on_read=on_read)
+    shares = shares_of(config)
+    tensors = Tensors(source, dtype, fused=fused, make_product=make_product, shares=shares, on_read=on_read)
     return architecture.load(tensors, config)
 
 

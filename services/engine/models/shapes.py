@@ -1,19 +1,19 @@
-"""Shapes of a checkpoint's tensors, and the parts of them that belong to one rank of several."""
+"""Shapes of a checkpoint's tensors, and the shares of them that belong to one rank of several."""
 
 from typing import NamedTuple
 
 Shapes = dict[str, tuple[int, ...]]  # by tensors' names
 
 
-class Part(NamedTuple):
-    """A part of a tensor: tensor[rows, columns]; None: all of them."""
+class Share(NamedTuple):
+    """The part of a tensor that a rank reads: tensor[rows, columns]; None: all of them."""
 
     rows: slice | None = None
     columns: slice | None = None
 
 
-Parts = dict[
-    str, Part | None
+Shares = dict[
+    str, Share | None
 ]  # by tensors' names; None: the tensor is another rank's. Without an entry it is read whole
 
 
@@ -23,19 +23,19 @@ def linear_shapes(name: str, out: int, hidden: int, bias: bool) -> Shapes:
     return weight | {f"{name}.bias": (out,)} if bias else weight
 
 
-def parts_of_outputs(name: str, outputs: range, bias: bool) -> Parts:
-    """Returns the parts of one linear layer's tensors that make these outputs."""
-    part = Part(rows=slice(outputs.start, outputs.stop))
-    weight: Parts = {f"{name}.weight": part}
-    return weight | {f"{name}.bias": part} if bias else weight
+def shares_of_outputs(name: str, outputs: range, bias: bool) -> Shares:
+    """Returns the shares of one linear layer's tensors that make these outputs."""
+    share = Share(rows=slice(outputs.start, outputs.stop))
+    weight: Shares = {f"{name}.weight": share}
+    return weight | {f"{name}.bias": share} if bias else weight
 
 
-def parts_of_inputs(name: str, inputs: range, bias: bool) -> Parts:
-    """Returns the parts of one linear layer's tensors that take these inputs.
+def shares_of_inputs(name: str, inputs: range, bias: bool) -> Shares:
+    """Returns the shares of one linear layer's tensors that take these inputs.
 
     The ranks' results are summed, so the bias is that of the rank with the first inputs alone.
     """
-    weight: Parts = {f"{name}.weight": Part(columns=slice(inputs.start, inputs.stop))}
+    weight: Shares = {f"{name}.weight": Share(columns=slice(inputs.start, inputs.stop))}
     return weight | {f"{name}.bias": None} if bias and inputs.start else weight
 
 

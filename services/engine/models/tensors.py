@@ -11,18 +11,18 @@ from torch import Tensor
 from services.engine.models.kv_scales import is_kv_scale
 from services.engine.models.linear import Linear, MakeProduct
 from services.engine.models.model_config import ModelConfig
-from services.engine.models.shapes import Part, Parts, Shapes
+from services.engine.models.shapes import Shapes, Share, Shares
 from services.engine.models.tensor_source import TensorSource
 from services.protocol.model_files.base import ModelError
 
 _HEAD = "lm_head.weight"
-_WHOLE = Part()
+_WHOLE = Share()
 
 
 class Tensors:
     """Reads tensors of one source in one dtype. fused, make_product: for linear layers, see `Linear`.
 
-    parts: what a rank reads of the tensors. on_read: hears of the bytes of each tensor, as it is in memory.
+    shares: what a rank reads of the tensors. on_read: hears of the bytes of each tensor, as it is in memory.
     """
 
     def __init__(
@@ -32,14 +32,14 @@ class Tensors:
         *,
         fused: bool,
         make_product: MakeProduct | None = None,
-        parts: Parts,
+        shares: Shares,
         on_read: Callable[[int], None],
     ) -> None:
         self.dtype = dtype
         self._source = source
         self._fused = fused
         self._make_product = make_product
-        self._parts = parts
+        self._shares = shares
         self._on_read = on_read
 
     def linear(self, *names: str, bias: bool) -> Linear:
@@ -49,7 +49,7 @@ class Tensors:
         Fewer and larger products are faster.
         """
         weight = self._rows([f"{name}.weight" for name in names])
-        own_biases = [f"{name}.bias" for name in names if bias and self._part(f"{name}.bias") is not None]
+        own_biases = [f"{name}.bias" for name in names if bias and self._share(f"{name}.bias") is not None]
         biases = self._rows(own_biases) if own_biases else None
         return Linear(weight, biases, fused=self._fused, make_product=self._make_product)
 
@@ -58,7 +58,7 @@ class Tensors:
         return Linear(embedding if tied else self._read(_HEAD), None, fused=self._fused)
 
     def vector(self, name: str) -> Tensor:
-        """Reads a tensor, or a rank's part of it, unchanged. Copies it if the source lends it: a file may change once
+        """Reads a tensor, or a rank's share of it, unchanged. Copies it if the source lends it: a file may change once
         it is closed.
         """
         tensor = self._read(name)
@@ -69,14 +69,14 @@ class Tensors:
         return self.vector(names[0]) if len(names) == 1 else torch.cat([self._read(name) for name in names])
 
     def _read(self, name: str) -> Tensor:
-        part = self._part(name)
-        assert part is not None, f"{name} is another rank's"
-        tensor = self._source.read(name, self.dtype, part.rows, part.columns)
+        share = self._share(name)
+        assert share is not None, f"{name} is another rank's"
+        tensor = self._source.read(name, self.dtype, share.rows, share.columns)
         self._on_read(tensor.nbytes)
         return tensor
 
-    def _part(self, name: str) -> Part | None:
-        return self._parts.get(name, _WHOLE)
+    def _share(self, name: str) -> Share | None:
+        return self._shares.get(name, _WHOLE)
 
 
 def check_tensors(source: TensorSource, config: ModelConfig, expected: Shapes) -> None:

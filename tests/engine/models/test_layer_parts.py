@@ -12,9 +12,10 @@ from services.config import DeviceKind, Kernels
 from services.config.engine import EngineConfig
 from services.engine.models import architectures, registry
 from services.engine.models import config as models_config
-from services.engine.models.config import FAMILIES, DecoderConfig
+from services.engine.models.config import FAMILIES, DecoderConfig, MlpTensors
+from services.engine.models.model_config import Shard
 from services.engine.models.parts import ReluMlp
-from services.engine.models.shapes import Shapes, linear_shapes
+from services.engine.models.shapes import Shapes, Shares, linear_shapes, shares_of_inputs, shares_of_outputs
 from services.engine.models.tensors import Tensors
 from services.engine.models.weights import LayerParts
 from services.engine.runner.load import load_runner
@@ -40,6 +41,12 @@ def plain_shapes(config: DecoderConfig) -> Shapes:
     return linear_shapes("mlp.fc1", inner, hidden, True) | linear_shapes("mlp.fc2", hidden, inner, False)
 
 
+def plain_shares(config: DecoderConfig, shard: Shard) -> Shares:
+    return shares_of_outputs("mlp.fc1", shard.intermediate, True) | shares_of_inputs(
+        "mlp.fc2", shard.intermediate, False
+    )
+
+
 def load_plain(tensors: Tensors, config: DecoderConfig, prefix: str) -> ReluMlp:
     up, down = tensors.linear(f"{prefix}mlp.fc1", bias=True), tensors.linear(f"{prefix}mlp.fc2", bias=False)
     return ReluMlp(up, down, config.intermediate_size)
@@ -49,7 +56,7 @@ def load_plain(tensors: Tensors, config: DecoderConfig, prefix: str) -> ReluMlp:
 def test_a_family_with_another_mlp_adds_that_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: Kernels
 ) -> None:
-    name, family = "PlainForCausalLM", replace(FAMILIES["LlamaForCausalLM"], mlp_shapes=plain_shapes)
+    name, family = "PlainForCausalLM", replace(FAMILIES["LlamaForCausalLM"], mlp=MlpTensors(plain_shapes, plain_shares))
     monkeypatch.setitem(models_config.FAMILIES, name, family)
     shape = architectures.SHAPES["LlamaForCausalLM"]
     monkeypatch.setitem(architectures.SHAPES, name, shape)

@@ -1,4 +1,4 @@
-"""Parts of tensors: `TensorSource.read` of rows and columns is a part of the whole tensor, and touches little else."""
+"""Shares of tensors: `TensorSource.read` of rows and columns is a part of the whole tensor, and touches little else."""
 
 import signal
 import subprocess
