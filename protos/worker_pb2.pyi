@@ -218,16 +218,18 @@ class Timing(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., announced_us: _Optional[int] = ..., admitted_us: _Optional[int] = ..., ready_us: _Optional[int] = ..., sent_us: _Optional[int] = ..., transport: _Optional[str] = ..., why: _Optional[str] = ..., kv_bytes: _Optional[int] = ..., reading_us: _Optional[int] = ...) -> None: ...
 
 class Logprobs(_message.Message):
-    __slots__ = ("widths", "sampled", "top_ids", "top")
+    __slots__ = ("widths", "sampled", "top_ids", "top", "ranks")
     WIDTHS_FIELD_NUMBER: _ClassVar[int]
     SAMPLED_FIELD_NUMBER: _ClassVar[int]
     TOP_IDS_FIELD_NUMBER: _ClassVar[int]
     TOP_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     widths: bytes
     sampled: bytes
     top_ids: bytes
     top: bytes
-    def __init__(self, widths: _Optional[bytes] = ..., sampled: _Optional[bytes] = ..., top_ids: _Optional[bytes] = ..., top: _Optional[bytes] = ...) -> None: ...
+    ranks: bytes
+    def __init__(self, widths: _Optional[bytes] = ..., sampled: _Optional[bytes] = ..., top_ids: _Optional[bytes] = ..., top: _Optional[bytes] = ..., ranks: _Optional[bytes] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("handle", "code", "detail", "end_reason")

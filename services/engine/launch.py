@@ -1,19 +1,10 @@
 """Makes a runner's step of a step plan, and keeps what belongs to the step until it is collected."""
 
-from dataclasses import dataclass, fields
-from typing import TypeVar
+from dataclasses import dataclass
 
 import numpy as np
 
-from services.engine.runner.base import (
-    LogitEdits,
-    PooledTokens,
-    ScoredTokens,
-    StepInput,
-    StepLogprobs,
-    StepOutput,
-    StepTokens,
-)
+from services.engine.runner.base import LogitEdits, PooledTokens, ScoredTokens, StepInput, StepOutput, StepTokens
 from services.engine.schedulers.base import StepPlan
 from services.engine.sequences.batch_state import EMBEDS, SCORES, BatchState
 from services.engine.sequences.branches import Branches
@@ -116,8 +107,9 @@ class ScoredRows:
     tokens: np.ndarray  # int32[S]
     num_logprobs: np.ndarray  # int32[S]
 
-
-Columns = TypeVar("Columns", ScoredRows, StepLogprobs)
+    def rows(self, which: np.ndarray) -> "ScoredRows":
+        """Returns the rows that bool[S] `which` marks."""
+        return ScoredRows(self.slots[which], self.positions[which], self.tokens[which], self.num_logprobs[which])
 
 
 @dataclass(slots=True, eq=False)
@@ -197,21 +189,16 @@ class Launched:
             owners=self.owners[tokens],
             positions=self.positions[tokens],
             is_last=None if self.is_last is None else self.is_last[tokens],
-            scored=None if self.scored is None or scored is None else _taken(self.scored, scored),
+            scored=None if self.scored is None or scored is None else self.scored.rows(scored),
             embedded=None if self.embedded is None else self.embedded[embedded],
             inputs=None if self.inputs is None else self.inputs[tokens],
         )
         return launched, StepOutput(
             output.token_ids[tokens],
-            None if output.logprobs is None else _taken(output.logprobs, tokens),
-            None if output.scored is None or scored is None else _taken(output.scored, scored),
+            None if output.logprobs is None else output.logprobs.rows(tokens),
+            None if output.scored is None or scored is None else output.scored.rows(scored),
             None if output.pooled is None else output.pooled[embedded],
         )
-
-
-def _taken(columns: Columns, which: np.ndarray) -> Columns:
-    """Takes some rows of parallel arrays."""
-    return type(columns)(*(getattr(columns, field.name)[which] for field in fields(columns)))
 
 
 def _scored_rows(plan: StepPlan, step: StepInput) -> ScoredRows | None:

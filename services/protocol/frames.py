@@ -7,7 +7,7 @@
 Embeddings have no rows: each is the end of its request.
 
 Logprobs, for the rows that asked (widths >= 0), keep the same order: `sampled` has one entry for each of their tokens,
-`top_ids` and `top` have width entries for each of their tokens.
+and so have `ranks`, where there are any; `top_ids` and `top` have width entries for each of their tokens.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -34,6 +34,7 @@ class PackedLogprobs:
     sampled: np.ndarray  # float32[tokens of rows with logprobs]
     top_ids: np.ndarray  # int32[sum(width * count)]
     top: np.ndarray  # float32, beside top_ids
+    ranks: np.ndarray | None = None  # int32[tokens of rows with logprobs], see TokenLogprobs; 0: not counted
 
 
 @dataclass(slots=True, eq=False)
@@ -122,10 +123,15 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """One token's log-probability and its alternatives: the best first, or those that were asked for by name."""
+    """One token's log-probability and its alternatives: the best first, or those that were asked for by name.
+
+    rank: 1 for the likeliest token; of tokens with equal logits the last one's. None: not counted. Only tokens of
+    prompts have one, and only where the worker is of a version that counts.
+    """
 
     sampled: float
     top: tuple[tuple[int, float], ...]  # (token id, log-probability)
+    rank: int | None = None
 
 
 class Row(NamedTuple):
@@ -144,6 +150,7 @@ _as_row: Callable[[Iterable[Any]], Row] = partial(tuple.__new__, Row)  # saves a
 
 def _row_logprobs(frame: Frame, packed: PackedLogprobs) -> Iterator[list[TokenLogprobs] | None]:
     sampled, top_ids, top = packed.sampled.tolist(), packed.top_ids.tolist(), packed.top.tolist()
+    ranks = repeat(None) if packed.ranks is None else (rank or None for rank in packed.ranks.tolist())
     token_at = top_at = 0
     for width, count in zip(packed.widths.tolist(), frame.counts.tolist(), strict=True):
         if width < 0:
@@ -152,7 +159,7 @@ def _row_logprobs(frame: Frame, packed: PackedLogprobs) -> Iterator[list[TokenLo
         row: list[TokenLogprobs] = []
         for _ in range(count):
             pairs = zip(top_ids[top_at : top_at + width], top[top_at : top_at + width], strict=True)
-            row.append(TokenLogprobs(sampled[token_at], tuple(pairs)))
+            row.append(TokenLogprobs(sampled[token_at], tuple(pairs), next(ranks)))
             token_at += 1
             top_at += width
         yield row

@@ -6,7 +6,6 @@ from dataclasses import fields
 import numpy as np
 
 from kvtransfer.ids import GatewayId
-from services.engine.runner.base import StepLogprobs
 from services.engine.sequences.outputs import Embedded, StepRows
 from services.protocol.frames import Embeddings, Failure, Frame, Load, PackedLogprobs, Timing
 
@@ -110,9 +109,7 @@ def _joined(columns: list[np.ndarray], dtype: type) -> np.ndarray:
 def _rows_for(part: StepRows, gateway: GatewayId) -> StepRows:
     mine = part.gateways == np.uint64(gateway)
     tokens = np.repeat(mine, part.counts)
-    logprobs = part.logprobs and StepLogprobs(
-        part.logprobs.sampled[tokens], part.logprobs.top_ids[tokens], part.logprobs.top[tokens]
-    )
+    logprobs = part.logprobs and part.logprobs.rows(tokens)
     columns = {
         field.name: getattr(part, field.name)[mine]
         for field in fields(StepRows)
@@ -122,16 +119,24 @@ def _rows_for(part: StepRows, gateway: GatewayId) -> StepRows:
 
 
 def _pack_logprobs(parts: list[StepRows]) -> PackedLogprobs | None:
-    if all(part.logprobs is None for part in parts):
+    of_tokens = [(part, part.logprobs) for part in parts if part.logprobs is not None]
+    if not of_tokens:
         return None
-    sampled, top_ids, top = [], [], []
-    for part in parts:
-        if part.logprobs is None:
-            continue
-        widths = np.repeat(part.widths, part.counts)  # of each token
-        sampled.append(part.logprobs.sampled[widths >= 0])
-        inside = np.arange(part.logprobs.top_ids.shape[1]) < widths[:, None]
-        top_ids.append(part.logprobs.top_ids[inside])
-        top.append(part.logprobs.top[inside])
-    of_rows = [part.widths for part in parts]
-    return PackedLogprobs(*(np.concatenate(columns) for columns in (of_rows, sampled, top_ids, top)))
+    sampled, top_ids, top, ranks = [], [], [], []
+    for part, logprobs in of_tokens:
+        widths = np.repeat(part.widths, part.counts)
+        asked = widths >= 0
+        sampled.append(logprobs.sampled[asked])
+        inside = np.arange(logprobs.top_ids.shape[1]) < widths[:, None]
+        top_ids.append(logprobs.top_ids[inside])
+        top.append(logprobs.top[inside])
+        ranks.append(np.zeros(len(sampled[-1]), np.int32) if logprobs.ranks is None else logprobs.ranks[asked])
+    any_ranks = any(logprobs.ranks is not None for _, logprobs in of_tokens)
+    all_widths = [part.widths for part in parts]
+    return PackedLogprobs(
+        widths=np.concatenate(all_widths),
+        sampled=np.concatenate(sampled),
+        top_ids=np.concatenate(top_ids),
+        top=np.concatenate(top),
+        ranks=np.concatenate(ranks) if any_ranks else None,
+    )

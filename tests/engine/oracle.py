@@ -51,6 +51,12 @@ class Reference:
         return found.sequences[0, len(prompt) :].tolist(), logprobs
 
 
+def possible_ranks(logprobs: torch.Tensor, token: int, within: float = 1e-4) -> range:
+    """Ranks that a token may have among float[vocab] log-probabilities that another computation may have moved."""
+    sure, most = (int((logprobs >= logprobs[token] + shift).sum()) for shift in (within, -within))
+    return range(max(1, sure), most + 1)
+
+
 def prompts_of(lengths: list[int], vocab: int = 320) -> list[list[int]]:
     rng = np.random.default_rng(3)
     return [rng.integers(2, vocab, length).tolist() for length in lengths]

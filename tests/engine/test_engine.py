@@ -54,6 +54,7 @@ def test_scores_of_a_prompt_do_not_depend_on_chunks_or_cache(chunk: int, depth: 
         for position, score in enumerate(driven.scores[handle], start=1):
             expected = reference(prompt[:position], 1)[0]
             assert score.sampled == -((prompt[position] - expected) % 1000)
+            assert score.rank == 1 - score.sampled
             assert score.top == tuple(((expected + rank) % 1000, -rank) for rank in range(width))
     driven.assert_baseline()
 

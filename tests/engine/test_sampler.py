@@ -300,6 +300,24 @@ def test_logprobs_are_of_the_raw_distribution() -> None:
     assert np.exp(found.sampled[[0, 2]]) == pytest.approx([PROBABILITIES[token] for token in output.token_ids[[0, 2]]])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_rank_counts_the_tokens_that_are_at_least_as_likely(dtype: torch.dtype) -> None:
+    """Equals included, so that tokens outside the K best have ranks above K; of a row with NaN, there is none."""
+    logits = torch.randn(4, 500, generator=torch.Generator().manual_seed(3)).to(dtype)
+    logits[1] = logits[1].round()  # many equals
+    logits[2, 7] = float("nan")
+    tokens = np.array([250, 31, 0, int(logits[3].argmax())], np.int32)
+    found = score(logits.clone(), tokens, 5)
+    values = logits.double().numpy()
+    expected = [int(np.sum(row >= row[token])) for row, token in zip(values, tokens, strict=True)]
+    assert found.ranks is not None
+    assert found.ranks.dtype == np.int32
+    assert found.ranks[[0, 1, 3]].tolist() == [expected[0], expected[1], 1]
+    assert expected[1] > 1 + int(np.sum(values[1] > values[1, 31]))
+    for row in (0, 1):
+        assert (tokens[row] in found.top_ids[row]) == (found.ranks[row] <= 5)
+
+
 def test_no_token_without_weight_at_the_upper_end() -> None:
     """The largest uniform number still finds a token that has weight."""
     weights = torch.tensor([[1.0, 1e-3, 0.3, 0.0, 0.0]]).repeat(3, 1)

@@ -23,7 +23,7 @@ from services.engine.schedulers.decode import DecodeScheduler
 from services.engine.sequences.request_table import State
 from tests.checkpoints import LLAMA3_ROPE, YARN_ROPE, write_checkpoint
 from tests.engine.harness import Driven
-from tests.engine.oracle import Reference, prompts_of
+from tests.engine.oracle import Reference, possible_ranks, prompts_of
 from tests.engine.stepping import Row, run_greedy, step
 
 NUM_TOKENS = 64
@@ -302,6 +302,7 @@ def test_choices_and_scores_of_a_prompt(plain: tuple[Path, Reference], monkeypat
     for score, token, logprobs in zip(driven.scores[handle], prompt[1:], expected, strict=True):
         assert score.sampled == pytest.approx(float(logprobs[token]), abs=1e-4)
         assert [value for _, value in score.top] == pytest.approx(logprobs.topk(3).values.tolist(), abs=1e-4)
+        assert score.rank in possible_ranks(logprobs, token)
     driven.assert_baseline()
 
 

@@ -24,7 +24,7 @@ from services.protocol.model_files.open import open_model
 from services.protocol.outcomes import FailureCode
 from tests.checkpoints import plant, write_checkpoint
 from tests.engine.harness import Driven
-from tests.engine.oracle import Reference, prompts_of
+from tests.engine.oracle import Reference, possible_ranks, prompts_of
 from tests.engine.stepping import run_greedy
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -147,6 +147,7 @@ def test_an_engine_one_step_ahead_generates_the_same(depth: int, tmp_path: Path)
         driven.scores[branched], prompts[1][1:], reference.scores(prompts[1]), strict=True
     ):
         assert score.sampled == pytest.approx(float(logprobs[token]), abs=1e-4)
+        assert score.rank in possible_ranks(logprobs, token)
     driven.assert_baseline()
 
 

@@ -11,7 +11,14 @@ from services.engine.kernels.gpu.sampling import draw, edit_logits, greedy, logp
 from services.engine.kernels.torch_operations import TorchOperations
 from services.engine.runner.base import NamedLogprobs
 from services.engine.runner.cpu import sampler
-from services.engine.runner.gpu.sampler import DeviceMasks, DeviceNamed, mark_not_finite, mask_logits, name_alternatives
+from services.engine.runner.gpu.sampler import (
+    DeviceMasks,
+    DeviceNamed,
+    mark_not_finite,
+    mask_logits,
+    name_alternatives,
+    score,
+)
 from tests.gpu.checks import sampling as checks
 from tests.gpu.checks import sampling_cases as cases
 from tests.gpu.checks.sampling_oracle import Settings, at_the_edge, kept, lateness, race_numbers
@@ -208,6 +215,21 @@ def test_named_alternatives_are_those_of_the_cpus_sampler(device: torch.device, 
     for row, width in ((0, 2), (1, 3)):
         assert found.top_ids[row, :width].tolist() == expected.top_ids[row, :width].tolist()
         assert found.top[row, :width].cpu().numpy() == pytest.approx(expected.top[row, :width], abs=2e-6)
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+def test_ranks_are_those_of_the_cpus_sampler(device: torch.device, dtype: torch.dtype) -> None:
+    """Also of logits that have many equals, in rows that lie apart."""
+    for kind in ("usual", "ties"):
+        logits = cases.random_logits(np.random.default_rng(8), kind, 4, 3000).to(dtype)
+        tokens = np.array([3, 0, 2999, 7], np.int32)
+        expected = sampler.score(logits, tokens, 2)
+        apart = torch.zeros(4, 3008, dtype=dtype)
+        apart[:, :3000] = logits
+        sampled, _, _, ranks = score(apart.to(device)[:, :3000], torch.from_numpy(tokens).to(device), 2)
+        assert expected.ranks is not None
+        assert ranks.cpu().numpy().tolist() == expected.ranks.tolist()
+        assert sampled.cpu().numpy() == pytest.approx(expected.sampled, abs=2e-6)
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)

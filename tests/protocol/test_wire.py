@@ -102,6 +102,7 @@ def a_frame() -> Frame:
             sampled=np.array([-0.5, -1.5], np.float32),
             top_ids=np.array([11, 12], np.int32),
             top=np.array([-0.5, -1.25], np.float32),
+            ranks=np.array([40, 0], np.int32),
         ),
         failures=[Failure(4, FailureCode.NOT_NOW, "full"), Failure(5, FailureCode.HANDOFF, "", EndReason.STALE)],
         timings=[
@@ -198,7 +199,7 @@ def test_a_frame_survives():
 def test_a_frames_rows_hold_what_belongs_together():
     first, second, third = through_worker_wire(a_frame()).rows()
     assert (first.handle, first.position, first.tokens, first.finish) == (7, 3, [11, 12], FinishReason.NONE)
-    assert first.logprobs == [TokenLogprobs(-0.5, ((11, -0.5),)), TokenLogprobs(-1.5, ((12, -1.25),))]
+    assert first.logprobs == [TokenLogprobs(-0.5, ((11, -0.5),), 40), TokenLogprobs(-1.5, ((12, -1.25),))]
     assert (second.handle, second.tokens, second.finish, second.cached) == (2**32 - 1, [13], FinishReason.STOP, 32)
     assert second.logprobs is None
     assert (third.tokens, third.finish, third.logprobs) == ([], FinishReason.LENGTH, [])
@@ -230,6 +231,14 @@ def test_rows_of_any_widths_survive(rows: list[tuple[list[int], int]]):
             assert row.logprobs is None
         else:
             assert row.logprobs == [TokenLogprobs(float(token), ((token, float(token)),) * width) for token in tokens]
+
+
+def test_ranks_of_other_tokens_than_there_are_logprobs_of_are_refused():
+    frame = a_frame()
+    assert frame.logprobs is not None
+    frame.logprobs.ranks = np.array([1, 2, 3], np.int32)
+    with pytest.raises(wire.WireError):
+        through_worker_wire(frame)
 
 
 def test_a_failure_code_of_a_newer_neighbour_is_a_failed_attempt():

@@ -228,11 +228,21 @@ class StepLogprobs:
     sampled: np.ndarray  # float32[N]
     top_ids: np.ndarray  # int32[N, K], best first
     top: np.ndarray  # float32[N, K]
+    ranks: np.ndarray | None = None  # int32[N]: tokens of which each has at least this one's logit; None: not counted
 
     @classmethod
     def joined(cls, parts: "Sequence[StepLogprobs]") -> "StepLogprobs":
-        """Joins all parts, one after the other."""
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__))
+        """Joins parts, one after the other; all of them have ranks, or none has."""
+        sampled, top_ids, top = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("sampled", "top_ids", "top")
+        )
+        ranks = [part.ranks for part in parts if part.ranks is not None]
+        return cls(sampled, top_ids, top, np.concatenate(ranks) if ranks else None)
+
+    def rows(self, which: np.ndarray) -> "StepLogprobs":
+        """Returns the rows that bool[N] `which` marks."""
+        ranks = None if self.ranks is None else self.ranks[which]
+        return StepLogprobs(self.sampled[which], self.top_ids[which], self.top[which], ranks)
 
 
 @dataclass(slots=True, eq=False)

@@ -208,7 +208,9 @@ class SimulatedRunner:
         if scored is None:
             return None
         expected = self._followers(step.tokens, scored.queries)
-        return self._spread(expected, scored.successors, int(scored.num_logprobs.max()))
+        found = self._spread(expected, scored.successors, int(scored.num_logprobs.max()))
+        found.ranks = (1 - found.sampled).astype(np.int32)
+        return found
 
     def _pooled(self, step: StepInput) -> np.ndarray | None:
         """Returns sums of hidden states, of which each is the token that follows a token, and the token's position."""

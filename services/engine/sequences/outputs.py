@@ -102,7 +102,8 @@ def row_logprobs(rows: StepRows, row: int, nth: int = 0) -> TokenLogprobs | None
         return None
     top_ids, top = rows.logprobs.top_ids[token, :width], rows.logprobs.top[token, :width]
     pairs = tuple(zip(top_ids.tolist(), top.tolist(), strict=True))
-    return TokenLogprobs(float(rows.logprobs.sampled[token]), pairs)
+    rank = None if rows.logprobs.ranks is None else int(rows.logprobs.ranks[token])
+    return TokenLogprobs(float(rows.logprobs.sampled[token]), pairs, rank)
 
 
 def single_row(id: AttemptId, position: int, token: int, cached: int, logprobs: TokenLogprobs | None) -> StepRows:

@@ -63,4 +63,4 @@ def _logprobs(logprobs: TokenLogprobs | None) -> inference_pb2.TokenLogprobs:
     if logprobs is None:  # the first token of an echoed prompt
         return inference_pb2.TokenLogprobs()
     top = [inference_pb2.Alternative(token_id=token, logprob=logprob) for token, logprob in logprobs.top]
-    return inference_pb2.TokenLogprobs(logprob=logprobs.sampled, top=top)
+    return inference_pb2.TokenLogprobs(logprob=logprobs.sampled, top=top, rank=logprobs.rank)

@@ -27,11 +27,13 @@ class TokenNames:
         return json_array([None, *(self._ranked(*entry) for entry in entries)])
 
     def _ranked(self, token: int, logprobs: TokenLogprobs) -> dict[str, Any]:
-        """The alternatives and the token itself, by id. The token's rank is known only among the alternatives."""
+        """The alternatives and the token itself, by id. A worker of an older version does not say the token's rank,
+        which is known then only among the alternatives.
+        """
         ranks: dict[int, tuple[float, int | None]] = {}
         for rank, (other, logprob) in enumerate(logprobs.top, start=1):
             ranks[other] = logprob, rank
-        ranks.setdefault(token, (logprobs.sampled, None))
+        ranks.setdefault(token, (logprobs.sampled, logprobs.rank))
         return {
             str(other): {"logprob": max(logprob, LOWEST_LOGPROB), "rank": rank, "decoded_token": self.text(other)}
             for other, (logprob, rank) in ranks.items()

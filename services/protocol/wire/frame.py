@@ -70,7 +70,7 @@ def _check_frame(frame: Frame) -> None:
     check_lengths(rows, packed.widths)
     asked = packed.widths >= 0
     counts = frame.counts[asked].astype(np.int64)
-    check_lengths(int(counts.sum()), packed.sampled)
+    check_lengths(int(counts.sum()), packed.sampled, *([] if packed.ranks is None else [packed.ranks]))
     check_lengths(int((counts * packed.widths[asked]).sum()), packed.top_ids, packed.top)
 
 
@@ -81,6 +81,7 @@ def pack_logprobs(logprobs: PackedLogprobs) -> worker_pb2.Logprobs:
         sampled=array_bytes(logprobs.sampled, "<f4"),
         top_ids=array_bytes(logprobs.top_ids, "<i4"),
         top=array_bytes(logprobs.top, "<f4"),
+        ranks=b"" if logprobs.ranks is None else array_bytes(logprobs.ranks, "<i4"),
     )
 
 
@@ -91,6 +92,7 @@ def parse_logprobs(packed: worker_pb2.Logprobs) -> PackedLogprobs:
         sampled=parse_array(packed.sampled, "<f4", "sampled"),
         top_ids=parse_array(packed.top_ids, "<i4", "top_ids"),
         top=parse_array(packed.top, "<f4", "top"),
+        ranks=parse_array(packed.ranks, "<i4", "ranks") if packed.ranks else None,
     )
 
 

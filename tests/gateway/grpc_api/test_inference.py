@@ -269,16 +269,18 @@ async def test_structured_output_without_a_form_is_refused(served: Served):
 
 
 async def test_choices_and_the_prompt_s_logprobs(served: Served):
-    scores = [TokenLogprobs(-0.5, ((7, -0.25),))]
+    scores, of_older_worker = [TokenLogprobs(-0.5, ((7, -0.25),), 3)], [TokenLogprobs(-0.5, ((7, -0.25),))]
     deltas = [
         Delta(served.tokens("a"), None, FinishReason.LENGTH, 0, 1, scores),
-        Delta(served.tokens("b"), None, FinishReason.LENGTH, 1, 0, scores),
+        Delta(served.tokens("b"), None, FinishReason.LENGTH, 1, 0, of_older_worker),
     ]
     served.generator.script = Script(deltas, for_all=False)
     answers = await served.generate(token_ids={"ids": [5, 6]}, n=2, prompt_logprobs=1)
     assert [(answer.choice, answer.text) for answer in answers] == [(1, "a"), (0, "b")]
     assert [answer.HasField("usage") for answer in answers] == [False, True]
     assert [(found.logprob, found.top[0].token_id) for found in answers[0].prompt_logprobs] == [(-0.5, 7)]
+    assert answers[0].prompt_logprobs[0].rank == 3
+    assert not answers[1].prompt_logprobs[0].HasField("rank")
     assert answers[1].usage.completion_tokens == 2
 
 

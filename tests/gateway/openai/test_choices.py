@@ -168,10 +168,13 @@ async def test_echo_with_logprobs_covers_the_prompt(api: Api, stream: bool):
     assert choice.get("prompt_logprobs") is None
 
 
-async def test_prompt_logprobs_have_the_form_of_vllm(api: Api):
+@pytest.mark.parametrize("rank", [54, None])
+async def test_prompt_logprobs_have_the_form_of_vllm(api: Api, rank: int | None):
+    """A token that is none of the alternatives has the rank that the worker counted; older ones count none."""
     prompt = api.tokens("Hello, oh")
     assert len(prompt) > 3
-    scores = [*prompt_scores(prompt[:-1]), TokenLogprobs(float("-inf"), ((1, -0.5),))]  # the last one is far behind
+    far_behind = TokenLogprobs(float("-inf"), ((1, -0.5),), rank)
+    scores = [*prompt_scores(prompt[:-1]), far_behind]
     api.generator.script = Script([Delta(api.tokens("x"), None, LENGTH, 0, 0, scores)])
     (choice,) = (await api.complete(prompt=prompt, prompt_logprobs=2)).json()["choices"]
     first, *others, last = choice["prompt_logprobs"]
@@ -181,7 +184,7 @@ async def test_prompt_logprobs_have_the_form_of_vllm(api: Api):
         assert (entry["1"]["rank"], entry[str(token)]["rank"]) == (1, 2)
         assert entry[str(token)]["decoded_token"] == api.tokenizer.token_bytes(token).decode()
     text_of_last = api.tokenizer.token_bytes(prompt[-1]).decode()
-    assert last[str(prompt[-1])] == {"logprob": -9999.0, "rank": None, "decoded_token": text_of_last}
+    assert last[str(prompt[-1])] == {"logprob": -9999.0, "rank": rank, "decoded_token": text_of_last}
     assert choice["logprobs"] is None
     assert choice["text"] == "x"
 

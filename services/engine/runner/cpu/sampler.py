@@ -23,6 +23,7 @@ from services.engine.runner.base import (
     StepOutput,
     TokenMasks,
 )
+from services.engine.runner.ranking import ranks
 
 Mask = Callable[[Tensor, Tensor, Tensor], None]
 _BY_TORCH = TorchOperations()
@@ -130,13 +131,15 @@ def likeliest(logits: Tensor) -> np.ndarray:
 
 
 def score(logits: Tensor, tokens: np.ndarray, width: int) -> StepLogprobs:
-    """Returns log-probabilities of int32[N] tokens and `width` alternatives under softmax of [N, vocab] logits.
+    """Returns log-probabilities of int32[N] tokens and `width` alternatives under softmax of [N, vocab] logits, and the
+    tokens' ranks.
 
     A token's own is NaN where logits are not all finite.
     """
     chosen, widths = torch.from_numpy(tokens.astype(np.int64)), np.full(len(tokens), width, dtype=np.int32)
     found = _logprobs(logits.to(torch.float32), chosen, widths)
     found.sampled[find_not_finite(logits)] = np.nan
+    found.ranks = ranks(logits, chosen).numpy()
     return found
 
 

@@ -68,7 +68,7 @@ class StepLimits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Launched:
-    """A step under way. It fetches ids, three tensors of logprobs if any are wanted, three for each part of the scored
+    """A step under way. It fetches ids, three tensors of logprobs if any are wanted, four for each part of the scored
     tokens, sums of hidden states if any are pooled, and which watched queries are finite if any are watched.
     """
 
@@ -153,8 +153,9 @@ class GpuRunner:
         token_ids, *rest = launched.fetched.arrays()
         watched = rest.pop() if len(step.watched) else None
         pooled = None if step.pooled is None else rest.pop()
-        parts = [StepLogprobs(*rest[at : at + 3]) for at in range(0, len(rest), 3)]
-        logprobs = parts.pop(0) if step.sampling.any_logprobs else None
+        num_sampled = 3 if step.sampling.any_logprobs else 0
+        logprobs = StepLogprobs(*rest[:num_sampled]) if num_sampled else None
+        parts = [StepLogprobs(*rest[at : at + 4]) for at in range(num_sampled, len(rest), 4)]
         output = StepOutput(token_ids, logprobs, StepLogprobs.joined(parts) if parts else None, pooled)
         output.not_finite = rows_not_finite(step, output, watched)
         return output

@@ -10,6 +10,7 @@ from services.engine.kernels.gpu.sampling import DeviceEdits, DeviceSampling, dr
 from services.engine.runner.base import LogitEdits, SamplingBatch
 from services.engine.runner.gpu.device import Device
 from services.engine.runner.gpu.step_buffer import StepBuffer
+from services.engine.runner.ranking import ranks
 
 
 @dataclass(slots=True, eq=False)
@@ -85,11 +86,11 @@ class GpuSampler:
 
 def score(logits: Tensor, tokens: Tensor, width: int) -> list[Tensor]:
     """Returns logprobs of int32[N] tokens under softmax of [N, vocab] logits, ids of the likeliest tokens, and their
-    logprobs.
+    logprobs; then the tokens' ranks.
 
-    float32[N], int32[N, width], float32[N, width].
+    float32[N], int32[N, width], float32[N, width]; int32[N].
     """
-    return _logprobs(logits, tokens, torch.zeros_like(tokens), width)
+    return [*_logprobs(logits, tokens, torch.zeros_like(tokens), width), ranks(logits, tokens.to(torch.int64))]
 
 
 def _logprobs(logits: Tensor, chosen: Tensor, widths: Tensor, width: int) -> list[Tensor]:

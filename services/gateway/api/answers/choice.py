@@ -230,4 +230,4 @@ def _after_prompt(prompt: PromptShown, logprobs: list[TokenLogprobs], update: Up
 def _narrowed(logprobs: list[TokenLogprobs], width: int) -> list[TokenLogprobs]:
     if not logprobs or len(logprobs[0].top) <= width:  # nothing else asked for more
         return logprobs
-    return [TokenLogprobs(entry.sampled, entry.top[:width]) for entry in logprobs]
+    return [TokenLogprobs(entry.sampled, entry.top[:width], entry.rank) for entry in logprobs]
