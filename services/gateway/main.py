@@ -320,7 +320,7 @@ def _runners(
 ) -> Runners:
     files = open_model(config.model)
     model = read_model_info(files, dict(config.serving.generation_overrides))
-    model = replace(model, pooling=config.serving.pooling)
+    model = replace(model, pooling=config.serving.pooling, max_logprobs=config.serving.max_logprobs)
     if model.generation.not_applied:
         log.warning("settings of generation_config.json are not applied", names=model.generation.not_applied)
     tokenizer = load_tokenizer(files)

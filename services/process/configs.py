@@ -333,6 +333,14 @@ class ServingSettings:
     return_tokens_as_token_ids: Annotated[
         bool, Option(help="Logprobs name tokens by their ids, token_id:7, where a request does not say otherwise.")
     ] = False
+    max_logprobs: Annotated[
+        int,
+        Option(
+            min=-1,
+            help="The most alternatives with logprobs that a request may ask for, for each token; -1: the whole "
+            "vocabulary.",
+        ),
+    ] = 20
     enable_tokenizer_info_endpoint: Annotated[
         bool, Option(help="Serve /tokenizer_info: the model's tokenizer_config.json and its chat template.")
     ] = False

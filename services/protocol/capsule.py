@@ -7,10 +7,11 @@ import numpy as np
 from services.config import Pooling
 from services.protocol.sampling import SamplingParams
 
-# Fields that workers of older versions ignore, by the names that hellos and `Capsule.needs` have for them.
+# What workers of older versions do not act on, by the names that hellos and `Capsule.needs` have for it.
 CACHE_SALT = "cache_salt"
 ALLOWED_TOKEN_IDS = "allowed_token_ids"
 LOGPROB_TOKEN_IDS = "logprob_token_ids"
+MANY_LOGPROBS = "many_logprobs"  # more than FEW_ALTERNATIVES of a token; older workers refuse them
 
 TENANT_SALT = 64  # characters of a salt, with which gateways that know tenants begin all salts of one
 
@@ -39,8 +40,14 @@ class Capsule:
             CACHE_SALT: self.cache_salt,
             ALLOWED_TOKEN_IDS: sampling.allowed_token_ids,
             LOGPROB_TOKEN_IDS: sampling.logprob_token_ids,
+            MANY_LOGPROBS: self.many_alternatives,
         }
         return frozenset(name for name, value in asked.items() if value)
+
+    @property
+    def many_alternatives(self) -> int:
+        """See `SamplingParams.many_alternatives`."""
+        return self.sampling.many_alternatives(self.num_prompt)
 
     @property
     def tenant(self) -> str:

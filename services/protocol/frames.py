@@ -10,10 +10,10 @@ Logprobs, for the rows that asked (widths >= 0), keep the same order: `sampled` 
 and so have `ranks`, where there are any; `top_ids` and `top` have width entries for each of their tokens.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, repeat
+from itertools import accumulate, islice, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +21,9 @@ import numpy as np
 from kvtransfer.ids import WorkerId
 from kvtransfer.messages import EndReason
 from kvtransfer.moved import Moved
+from services.protocol.alternatives import alternatives_of
 from services.protocol.outcomes import FailureCode, FinishReason
+from services.protocol.sampling import FEW_ALTERNATIVES
 
 _FINISH = tuple(FinishReason)  # by number
 
@@ -130,7 +132,7 @@ class TokenLogprobs:
     """
 
     sampled: float
-    top: tuple[tuple[int, float], ...]  # (token id, log-probability)
+    top: Sequence[tuple[int, float]]  # (token id, log-probability)
     rank: int | None = None
 
 
@@ -149,6 +151,9 @@ _as_row: Callable[[Iterable[Any]], Row] = partial(tuple.__new__, Row)  # saves a
 
 
 def _row_logprobs(frame: Frame, packed: PackedLogprobs) -> Iterator[list[TokenLogprobs] | None]:
+    if packed.widths.max(initial=0) > FEW_ALTERNATIVES:
+        yield from _row_many_logprobs(frame, packed)
+        return
     sampled, top_ids, top = packed.sampled.tolist(), packed.top_ids.tolist(), packed.top.tolist()
     ranks = repeat(None) if packed.ranks is None else (rank or None for rank in packed.ranks.tolist())
     token_at = top_at = 0
@@ -162,4 +167,21 @@ def _row_logprobs(frame: Frame, packed: PackedLogprobs) -> Iterator[list[TokenLo
             row.append(TokenLogprobs(sampled[token_at], tuple(pairs), next(ranks)))
             token_at += 1
             top_at += width
+        yield row
+
+
+def _row_many_logprobs(frame: Frame, packed: PackedLogprobs) -> Iterator[list[TokenLogprobs] | None]:
+    """Does the same where a row has many alternatives, which stay in arrays."""
+    widths, counts = packed.widths.tolist(), frame.counts.tolist()
+    ranks = np.zeros(len(packed.sampled), np.int32) if packed.ranks is None else packed.ranks
+    of_tokens, top_at = zip(packed.sampled.tolist(), ranks.tolist(), strict=True), 0
+    for width, count in zip(widths, counts, strict=True):
+        if width < 0:
+            yield None
+            continue
+        row: list[TokenLogprobs] = []
+        for sampled, rank in islice(of_tokens, count):
+            here = slice(top_at, top_at + width)
+            top_at += width
+            row.append(TokenLogprobs(sampled, alternatives_of(packed.top_ids[here], packed.top[here]), rank or None))
         yield row

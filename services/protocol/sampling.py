@@ -6,6 +6,8 @@ MAX_TEMPERATURE = 2.0
 MAX_TOP_K = 2**31 - 1  # an int32 on the wire
 MAX_GRAMMAR = 1 << 18  # characters; gateways allow fewer
 MIN_REPETITION, MAX_REPETITION = 0.01, 100.0  # penalties in this range leave logits finite in float32
+FEW_ALTERNATIVES = 128  # of a token, which workers of every version report; more are bounded for the whole answer
+MAX_ALTERNATIVES = 1 << 20  # of an answer in which tokens have more than FEW_ALTERNATIVES each
 BAN = -100.0  # as a bias, or less: the token is never chosen, whatever its logit
 
 
@@ -43,6 +45,11 @@ class SamplingParams:
         """The tokens that are never generated: by their bias, or as bad words of one token."""
         biased = (token for token, bias in self.logit_bias if bias <= BAN)
         return frozenset((*biased, *(word[0] for word in self.bad_words if len(word) == 1)))
+
+    def many_alternatives(self, num_prompt: int) -> int:
+        """Returns how many alternatives a sequence may report of tokens that have more than FEW_ALTERNATIVES each."""
+        asked = ((self.num_logprobs or 0, self.max_tokens), (self.num_prompt_logprobs or 0, num_prompt))
+        return sum(width * num_tokens for width, num_tokens in asked if width > FEW_ALTERNATIVES)
 
     @property
     def restricts_tokens(self) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import fields
 import numpy as np
 
 from kvtransfer.ids import GatewayId
+from services.engine.runner.base import StepLogprobs
 from services.engine.sequences.outputs import Embedded, StepRows
 from services.protocol.frames import Embeddings, Failure, Frame, Load, PackedLogprobs, Timing
 
@@ -127,9 +128,9 @@ def _pack_logprobs(parts: list[StepRows]) -> PackedLogprobs | None:
         widths = np.repeat(part.widths, part.counts)
         asked = widths >= 0
         sampled.append(logprobs.sampled[asked])
-        inside = np.arange(logprobs.top_ids.shape[1]) < widths[:, None]
-        top_ids.append(logprobs.top_ids[inside])
-        top.append(logprobs.top[inside])
+        row_ids, row_top = _alternatives(logprobs, widths)
+        top_ids.append(row_ids)
+        top.append(row_top)
         ranks.append(np.zeros(len(sampled[-1]), np.int32) if logprobs.ranks is None else logprobs.ranks[asked])
     any_ranks = any(logprobs.ranks is not None for _, logprobs in of_tokens)
     all_widths = [part.widths for part in parts]
@@ -140,3 +141,12 @@ def _pack_logprobs(parts: list[StepRows]) -> PackedLogprobs | None:
         top=np.concatenate(top),
         ranks=np.concatenate(ranks) if any_ranks else None,
     )
+
+
+def _alternatives(logprobs: StepLogprobs, widths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the ids and the logprobs of all rows' alternatives, one row after the other."""
+    if not logprobs.wide:
+        inside = np.arange(logprobs.top_ids.shape[1]) < widths[:, None]
+        return logprobs.top_ids[inside], logprobs.top[inside]
+    rows = [logprobs.alternatives(row, max(0, width)) for row, width in enumerate(widths.tolist())]
+    return np.concatenate([ids for ids, _ in rows]), np.concatenate([values for _, values in rows])

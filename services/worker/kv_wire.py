@@ -20,6 +20,7 @@ from kvtransfer.messages import (
 from kvtransfer.process import ProcessIdentity
 from kvtransfer.transports.byte_stream import ByteRequest
 from protos import kv_pb2
+from services.protocol.alternatives import alternatives_of, arrays_of
 from services.protocol.frames import PackedLogprobs, TokenLogprobs
 from services.protocol.wire import WireError, pack_logprobs, parse_logprobs
 
@@ -143,12 +144,12 @@ def _pack_first_token(first: FirstToken) -> kv_pb2.FirstToken:
     if first.logprobs is None:
         return kv_pb2.FirstToken(handle=first.handle, token=first.token)
     assert isinstance(first.logprobs, TokenLogprobs)
-    ids = [token_id for token_id, _ in first.logprobs.top]
+    ids, values = arrays_of(first.logprobs.top)
     packed = PackedLogprobs(
         widths=np.array([len(ids)], dtype=np.int32),
         sampled=np.array([first.logprobs.sampled], dtype=np.float32),
-        top_ids=np.array(ids, dtype=np.int32),
-        top=np.array([value for _, value in first.logprobs.top], dtype=np.float32),
+        top_ids=ids,
+        top=values,
     )
     return kv_pb2.FirstToken(handle=first.handle, token=first.token, logprobs=pack_logprobs(packed))
 
@@ -159,8 +160,8 @@ def _parse_first_token(packed: kv_pb2.FirstToken) -> FirstToken:
     logprobs = parse_logprobs(packed.logprobs)
     if len(logprobs.sampled) != 1 or len(logprobs.top_ids) != len(logprobs.top):
         raise WireError("logprobs of one token expected")
-    top = zip(logprobs.top_ids.tolist(), logprobs.top.tolist(), strict=True)
-    return FirstToken(packed.handle, packed.token, TokenLogprobs(float(logprobs.sampled[0]), tuple(top)))
+    top = alternatives_of(logprobs.top_ids, logprobs.top)
+    return FirstToken(packed.handle, packed.token, TokenLogprobs(float(logprobs.sampled[0]), top))
 
 
 def _pack_id(id: AttemptId) -> kv_pb2.HandoffId:

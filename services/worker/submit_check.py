@@ -10,6 +10,8 @@ from itertools import chain
 from services.config.hosts import AddressError, split_address
 from services.protocol.messages import MAX_HANDLE, Submit, TakeFrom
 from services.protocol.sampling import (
+    FEW_ALTERNATIVES,
+    MAX_ALTERNATIVES,
     MAX_GRAMMAR,
     MAX_REPETITION,
     MAX_TEMPERATURE,
@@ -19,7 +21,6 @@ from services.protocol.sampling import (
 )
 
 _MAX_LENGTH = 2**31 - 1  # of a sequence: an int32
-_MAX_ALTERNATIVES = 128  # logprobs for each token; gateways allow 20
 _MAX_LIST = 4096  # stop tokens, biases or bad words; gateways allow 1,024 or fewer
 _MAX_BAD_TOKENS = 65_536  # of all bad words
 _MAX_SALT = 1024  # characters; gateways allow 128
@@ -50,7 +51,9 @@ def what_is_wrong(submit: Submit, vocab_size: int) -> str | None:
         return "more choices than there are handles"
     if len(sampling.grammar) > MAX_GRAMMAR:
         return "too large a grammar"
-    return _wrong_choice(sampling) or _wrong_lists(sampling, vocab_size)
+    if capsule.many_alternatives * max(1, len(submit.seeds)) > MAX_ALTERNATIVES:
+        return "more alternatives than an answer may have"
+    return _wrong_choice(sampling, vocab_size) or _wrong_lists(sampling, vocab_size)
 
 
 def _is_address(address: str) -> bool:
@@ -71,7 +74,7 @@ def _wrong_embedding(submit: Submit) -> str | None:
     return None
 
 
-def _wrong_choice(sampling: SamplingParams) -> str | None:
+def _wrong_choice(sampling: SamplingParams, vocab_size: int) -> str | None:
     """Checks the parameters by which a token is chosen."""
     in_range = (
         0 <= sampling.temperature <= MAX_TEMPERATURE,
@@ -81,15 +84,15 @@ def _wrong_choice(sampling: SamplingParams) -> str | None:
         MIN_REPETITION <= sampling.repetition_penalty <= MAX_REPETITION,
         abs(sampling.frequency_penalty) <= _MAX_EDIT,
         abs(sampling.presence_penalty) <= _MAX_EDIT,
-        (sampling.num_logprobs or 0) <= _MAX_ALTERNATIVES,
-        (sampling.num_prompt_logprobs or 0) <= _MAX_ALTERNATIVES,
+        (sampling.num_logprobs or 0) <= max(vocab_size, FEW_ALTERNATIVES),
+        (sampling.num_prompt_logprobs or 0) <= max(vocab_size, FEW_ALTERNATIVES),
     )
     return None if all(in_range) else "a sampling parameter out of range"
 
 
 def _wrong_lists(sampling: SamplingParams, vocab_size: int) -> str | None:
     """Checks stop tokens, biases and bad words."""
-    if len(sampling.logprob_token_ids) > _MAX_ALTERNATIVES or len(sampling.allowed_token_ids) > vocab_size:
+    if len(sampling.logprob_token_ids) > FEW_ALTERNATIVES or len(sampling.allowed_token_ids) > vocab_size:
         return "too many alternatives or allowed tokens"
     if len(set(sampling.logprob_token_ids)) < len(sampling.logprob_token_ids):
         return "an alternative that is named twice"

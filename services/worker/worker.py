@@ -38,7 +38,7 @@ from services.engine.self_check import SelfCheckError
 from services.prefix_index.registry import WorkerRecord
 from services.process.gc_watch import GcWatch
 from services.process.supervised import supervised
-from services.protocol.capsule import ALLOWED_TOKEN_IDS, CACHE_SALT, LOGPROB_TOKEN_IDS
+from services.protocol.capsule import ALLOWED_TOKEN_IDS, CACHE_SALT, LOGPROB_TOKEN_IDS, MANY_LOGPROBS
 from services.protocol.grpc_options import SERVER_OPTIONS, host_port
 from services.protocol.messages import WorkerHello
 from services.tls.admission import RoleInterceptor
@@ -58,7 +58,8 @@ from services.worker.transfer_thread import TransferThread
 
 MakeTransports = Callable[[BlockSource, Dial], Sequence[Transport]]  # over this memory; best first
 
-_KNOWN_FIELDS = frozenset({CACHE_SALT, ALLOWED_TOKEN_IDS, LOGPROB_TOKEN_IDS})  # as gateways are told
+# As gateways are told.
+_KNOWN_FIELDS = frozenset({CACHE_SALT, ALLOWED_TOKEN_IDS, LOGPROB_TOKEN_IDS, MANY_LOGPROBS})
 _STOP_GRACE_S = 0.5
 _LONGEST_STEP_S = 60.0  # that is waited for at the end
 _LONGEST_COMPILATION_S = 1.0  # of a grammar, likewise

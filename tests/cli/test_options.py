@@ -97,6 +97,7 @@ SERVING: dict[str, tuple[str, Any]] = {
     "--clamp-max-tokens": ("clamp_max_tokens", True),
     "--enable-force-include-usage": ("enable_force_include_usage", True),
     "--return-tokens-as-token-ids": ("return_tokens_as_token_ids", True),
+    "--max-logprobs=-1": ("max_logprobs", -1),
     "--enable-tokenizer-info-endpoint": ("enable_tokenizer_info_endpoint", True),
     "--chat-template=chat.jinja": ("chat_template", "chat.jinja"),
     "--trust-request-chat-template": ("trust_request_chat_template", True),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.e2e.conftest import oracle, prompt_of
+from tests.e2e.conftest import VOCAB_SIZE, oracle, prompt_of
 from tests.e2e.stack import Stack
 from tests.e2e.test_pair import until_handed_off
 
@@ -35,6 +35,31 @@ def test_allowed_tokens_and_named_alternatives_are_those_of_transformers(stack: 
     for found, wanted in zip(choice.logprobs.top_logprobs, logprobs, strict=True):
         assert [found[f"token_id:{token}"] for token in named] == pytest.approx(wanted, abs=1e-4)
     stack.gateway.wait_for_baseline()
+
+
+def test_the_whole_vocabulary_is_that_of_transformers(stack: Stack, llama: Path):
+    """Of a prompt that is handed off, in parts, and of the first token, which the producer sends the consumer."""
+    prompt = prompt_of(94, 45)
+    with torch.inference_mode():
+        expected = oracle(llama)(torch.tensor([prompt])).logits[0].log_softmax(-1)
+
+    def complete() -> Any:
+        return gateway.client.completions.create(
+            model="tiny", prompt=prompt, max_tokens=2, temperature=0, logprobs=VOCAB_SIZE,
+            extra_body={"prompt_logprobs": -1, "return_tokens_as_token_ids": True, "ignore_eos": True},
+        )  # fmt: skip
+
+    with stack.serving("--max-logprobs", "-1") as gateway:
+        (choice,) = until_handed_off(gateway, 1, complete).choices
+        gateway.wait_for_baseline()
+    for logprobs, entry in zip(expected, choice.prompt_logprobs[1:], strict=False):
+        assert [entry[str(token)]["logprob"] for token in range(VOCAB_SIZE)] == pytest.approx(
+            logprobs.tolist(), abs=1e-4
+        )
+        assert sorted(each["rank"] for each in entry.values()) == list(range(1, VOCAB_SIZE + 1))
+    (first, second) = choice.logprobs.top_logprobs
+    assert [first[f"token_id:{token}"] for token in range(VOCAB_SIZE)] == pytest.approx(expected[-1].tolist(), abs=1e-4)
+    assert len(second) == VOCAB_SIZE
 
 
 def test_a_prompt_is_found_in_caches_by_its_own_salt_alone(stack: Stack):

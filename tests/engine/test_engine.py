@@ -6,15 +6,18 @@ import sys
 import numpy as np
 import pytest
 
-from kvtransfer.ids import WorkerId
+from kvtransfer.ids import AttemptId, WorkerId
 from kvtransfer.messages import FirstToken
+from services.engine.runner.base import StepLogprobs
+from services.engine.runner.simulated import SimulatedRunner
 from services.engine.schedulers.decode import DecodeScheduler
 from services.engine.schedulers.prefill import PrefillScheduler
 from services.engine.sequences.batch_state import Phase
 from services.engine.sequences.request import Kind
 from services.engine.sequences.request_table import State
 from services.protocol.outcomes import FailureCode, FinishReason
-from tests.engine.harness import make_engine, reference
+from services.protocol.sampling import FEW_ALTERNATIVES
+from tests.engine.harness import GATEWAY, make_engine, reference
 
 
 def random_prompts(seed: int, number: int, longest: int = 60) -> list[list[int]]:
@@ -40,7 +43,7 @@ def test_tokens_do_not_depend_on_batching_or_chunks(chunk: int, depth: int):
 def test_scores_of_a_prompt_do_not_depend_on_chunks_or_cache(chunk: int, depth: int):
     """Each token from the second on, once and in order; also where a prefix is cached, and beside requests without."""
     prompts = [[*range(20), *prompt] for prompt in random_prompts(1, 6)]
-    wide = [3, None, 0, 3, None, 5]
+    wide = [3, None, 0, 300, None, 5]
     driven = make_engine(scheduler=DecodeScheduler(chunk + 30, prefill_chunk=chunk), depth=depth)
     handles = [driven.submit(prompt, 5, num_prompt_logprobs=width) for prompt, width in zip(prompts, wide, strict=True)]
     driven.run()
@@ -55,7 +58,7 @@ def test_scores_of_a_prompt_do_not_depend_on_chunks_or_cache(chunk: int, depth: 
             expected = reference(prompt[:position], 1)[0]
             assert score.sampled == -((prompt[position] - expected) % 1000)
             assert score.rank == 1 - score.sampled
-            assert score.top == tuple(((expected + rank) % 1000, -rank) for rank in range(width))
+            assert [*score.top] == [((expected + rank) % 1000, -rank) for rank in range(width)]
     driven.assert_baseline()
 
 
@@ -384,6 +387,29 @@ def test_the_lines_of_a_decode_step_grow_with_nothing_but_the_blocks_that_fill()
     few, many = lines_per_step(16, 32), lines_per_step(256, 32)
     lines_per_filled_block = (many - few) / ((256 - 16) / 16)
     assert lines_per_filled_block < 50
+
+
+def test_a_row_with_many_alternatives_makes_no_other_one_wider():
+    """Also where a sequence before it was aborted while the step was under way."""
+    driven = make_engine(depth=1)
+    gone = driven.submit([5, 6], 9, num_logprobs=1)
+    few, many = driven.submit([1, 2], 3, num_logprobs=2), driven.submit([3, 4], 3, num_logprobs=1000)
+    driven.step()
+    driven.engine.sequences.free(AttemptId(GATEWAY, gone))
+    driven.run()
+    for handle, width in ((few, 2), (many, 1000)):
+        assert len(driven.logprobs[handle]) == 3
+        for token, found in zip(driven.tokens[handle], driven.logprobs[handle], strict=True):
+            assert [*found.top] == [((token + place) % 1000, -place) for place in range(width)]
+    rows = StepLogprobs.joined([logprobs_of_widths([2, 300]), logprobs_of_widths([300])])
+    assert rows.top_ids.shape == (3, FEW_ALTERNATIVES)
+    assert sorted(rows.wide) == [1, 2]
+    assert sorted(rows.rows(np.array([True, False, True])).wide) == [1]
+
+
+def logprobs_of_widths(widths: list[int]) -> StepLogprobs:
+    tokens = np.zeros(len(widths), np.int32)
+    return SimulatedRunner(1, 16)._spread(tokens, tokens, np.array(widths, np.int32))
 
 
 def test_logprobs_come_with_the_rows_that_asked():

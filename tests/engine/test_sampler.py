@@ -11,7 +11,7 @@ import torch
 from services.engine.runner.base import NOT_FINITE, NamedLogprobs, SamplingBatch, TokenMasks
 from services.engine.runner.cpu.sampler import NUM_CANDIDATES, _invert, sample, score, uniforms
 from services.engine.sampling.logit_edits import edits_of, gather_edits
-from services.protocol.sampling import SamplingParams
+from services.protocol.sampling import FEW_ALTERNATIVES, SamplingParams
 
 PROBABILITIES = [0.35, 0.25, 0.15, 0.1, 0.08, 0.04, 0.02, 0.01]
 
@@ -298,6 +298,26 @@ def test_logprobs_are_of_the_raw_distribution() -> None:
     assert found.top_ids[0].tolist() == [0, 1, 2]
     assert np.exp(found.top[0]) == pytest.approx(PROBABILITIES[:3])
     assert np.exp(found.sampled[[0, 2]]) == pytest.approx([PROBABILITIES[token] for token in output.token_ids[[0, 2]]])
+
+
+def test_rows_that_ask_for_many_alternatives_have_them_apart() -> None:
+    """As many as they ask for, up to all, the best first; the arrays of all rows stay as narrow as FEW_ALTERNATIVES."""
+    logits = torch.randn(4, 500, generator=torch.Generator().manual_seed(6))
+    logits[1] = logits[1].round()
+    expected, widths = logits.log_softmax(-1), [3, 500, -1, 200]
+    sampled = sample(logits.clone(), batch(4, temperature=0, num_logprobs=widths)).logprobs
+    scored = score(logits.clone(), np.zeros(4, np.int32), 3, [(1, 500), (3, 200)])
+    assert sampled is not None
+    assert (sampled.top.shape[1], scored.top.shape[1]) == (FEW_ALTERNATIVES, 3)
+    for found in (sampled, scored):
+        assert sorted(found.wide) == [1, 3]
+        for row, width in ((1, 500), (3, 200)):
+            ids, values = found.alternatives(row, width)
+            order = np.lexsort((np.arange(500), -logits[row].numpy()))[:width]
+            assert ids.dtype == np.int32
+            assert ids.tolist() == order.tolist()
+            assert values == pytest.approx(expected[row, order].numpy(), abs=1e-6)
+        assert found.alternatives(0, 3)[0].tolist() == logits[0].topk(3).indices.tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

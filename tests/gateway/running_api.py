@@ -89,12 +89,13 @@ async def running_api(
     names: ModelNames | None = None,
     request_defaults: RequestDefaults | None = None,
     root_path: str = "",
+    max_logprobs: int = 20,
 ) -> AsyncIterator[Api]:
     """A gateway on a free port of loopback. tls: `http` is then a client that trusts nobody."""
     tokenizer = Tokenizer(byte_level(), {"bos_token": "<|bos|>"})
     generator = ScriptedGenerator(Script(one_delta(tokenizer.backend.encode("Hello", add_special_tokens=False).ids)))
     metrics = GatewayMetrics(CollectorRegistry())
-    model = ModelInfo(tokenizer.vocab_size, 4096, defaults or GenerationDefaults())
+    model = ModelInfo(tokenizer.vocab_size, 4096, defaults or GenerationDefaults(), max_logprobs=max_logprobs)
     chat_template = None
     if template is not None:
         chat_template = ChatTemplate(

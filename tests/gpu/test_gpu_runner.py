@@ -14,6 +14,7 @@ from services.engine.models.architectures import parse_model_config
 from services.engine.models.kv_scales import KvScales
 from services.engine.models.registry import load_weights, open_tensors
 from services.engine.runner.base import SamplingBatch, StepInput, StepTokens, spare_blocks
+from services.engine.runner.gpu import gpu_runner
 from services.engine.runner.gpu.device import CudaDevice, Device, HostDevice
 from services.engine.runner.gpu.gpu_runner import GpuRunner, StepLimits
 from services.engine.runner.load_plan import kv_layout
@@ -264,3 +265,31 @@ def test_a_check_passes_again_and_touches_no_block_of_the_pool(tmp_path: Path) -
     SelfCheck(runner, 12).learn()
     assert (runner._pool[:3] == 0xFF).all()
     assert not (runner._pool[3] == 0xFF).all()
+
+
+def test_all_of_the_vocabulary_beside_rows_with_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each token of prompt and answer, in parts of a step, some of which have such a row."""
+    monkeypatch.setattr(gpu_runner, "_SCORED_AT_ONCE", 7)
+    directory = write_checkpoint(tmp_path / "model")
+    reference, runner = Reference(directory), make_runner(directory)
+    scheduler = DecodeScheduler(64, prefill_chunk=32)
+    engine = Engine(runner, scheduler, max_num_seqs=4, max_model_len=64, eos_token_ids=(), pipeline_depth=1)
+    driven, prompts, vocab = Driven(engine), prompts_of([20, 9, 5]), runner.vocab_size
+    widths = (2, vocab, None)
+    handles = [
+        driven.submit(prompt, 4, num_logprobs=width, num_prompt_logprobs=width)
+        for prompt, width in zip(prompts, widths, strict=True)
+    ]
+    driven.run()
+    for handle, prompt, width in zip(handles, prompts, widths, strict=True):
+        tokens, logprobs = reference.run(prompt, 4)
+        assert driven.tokens[handle] == tokens
+        if width is None:
+            continue
+        found = [*driven.scores[handle], *driven.logprobs[handle]]
+        for entry, expected in zip(found, torch.cat([reference.scores(prompt), logprobs]), strict=True):
+            assert len(entry.top) == width
+            assert [value for _, value in entry.top] == pytest.approx(expected.topk(width).values.tolist(), abs=1e-4)
+            assert all(value == pytest.approx(float(expected[token]), abs=1e-4) for token, value in entry.top)
+            assert len({token for token, _ in entry.top}) == width
+    driven.assert_baseline()

@@ -17,7 +17,7 @@ from services.engine.schedulers.decode import DecodeScheduler
 from services.engine.sequences.request import Kind
 from services.protocol.capsule import Capsule
 from services.protocol.messages import HandTo, Submit
-from services.protocol.sampling import SamplingParams
+from services.protocol.sampling import FEW_ALTERNATIVES, MAX_ALTERNATIVES, SamplingParams
 from services.worker.gateway_servicer import engine_request
 from services.worker.submit_check import what_is_wrong
 
@@ -84,6 +84,26 @@ def with_sampling(**sampling: Any) -> Submit:
 def test_a_value_out_of_range_is_refused(sampling: dict[str, Any]):
     assert what_is_wrong(PLAIN, VOCAB) is None
     assert what_is_wrong(with_sampling(**sampling), VOCAB)
+
+
+def test_alternatives_are_bounded_for_each_token_and_for_the_whole_answer():
+    """Few of a token are not counted together: an answer as long as the context may have them."""
+    vocab, many = 200_000, MAX_ALTERNATIVES // 8
+
+    def refused(num_choices: int = 0, **sampling: Any) -> bool:
+        submit = replace(with_sampling(**sampling), seeds=tuple(range(num_choices)))
+        return what_is_wrong(submit, vocab) is not None
+
+    assert not refused(num_logprobs=FEW_ALTERNATIVES, max_tokens=100_000)
+    assert not refused(num_logprobs=vocab, max_tokens=5)
+    assert not refused(num_logprobs=many, max_tokens=8)
+    assert not refused(num_logprobs=many, max_tokens=3, num_prompt_logprobs=many)
+    assert not refused(2, num_logprobs=many, max_tokens=4)
+    assert refused(num_logprobs=vocab + 1, max_tokens=1)
+    assert refused(num_prompt_logprobs=vocab + 1)
+    assert refused(num_logprobs=many, max_tokens=9)
+    assert refused(num_logprobs=many, max_tokens=4, num_prompt_logprobs=many)
+    assert refused(3, num_logprobs=many, max_tokens=4)
 
 
 def test_a_salt_of_any_length_is_refused():

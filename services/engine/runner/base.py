@@ -9,6 +9,7 @@ import numpy as np
 
 from kvtransfer.block_memory import BlockMemory
 from kvtransfer.layout import KvLayout
+from services.protocol.sampling import FEW_ALTERNATIVES
 
 NO_ROWS = np.zeros(0, dtype=np.int64)
 NOT_FINITE = -1  # in the place of a token
@@ -221,14 +222,34 @@ class StepInput:
         return len(self.sampled), scored, pooled, len(self.watched)
 
 
+def common_width(widths: np.ndarray) -> int:
+    """Returns how many alternatives every row gets in a step's arrays, where rows ask for int32[N] of them: as many as
+    the widest row, up to FEW_ALTERNATIVES.
+    """
+    return min(int(widths.max(initial=0)), FEW_ALTERNATIVES)
+
+
+def wide_rows(widths: np.ndarray) -> list[tuple[int, int]]:
+    """Returns the rows that ask for more than FEW_ALTERNATIVES, and how many each asks for."""
+    rows = np.flatnonzero(widths > FEW_ALTERNATIVES)
+    return list(zip(rows.tolist(), widths[rows].tolist(), strict=True))
+
+
 @dataclass(slots=True, eq=False)
 class StepLogprobs:
-    """Log-probabilities under the raw distribution, for N tokens; K is the widest request of the step."""
+    """Log-probabilities under the raw distribution, for N tokens; K is the `common_width` of the step."""
 
     sampled: np.ndarray  # float32[N]
     top_ids: np.ndarray  # int32[N, K], best first
     top: np.ndarray  # float32[N, K]
     ranks: np.ndarray | None = None  # int32[N]: tokens of which each has at least this one's logit; None: not counted
+    # All alternatives of the `wide_rows`, by row: int32[width] and float32[width]. In arrays of one width for all rows,
+    # one row of a whole vocabulary would make thousands of others as wide.
+    wide: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+
+    def alternatives(self, row: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the ids and the logprobs of a row's alternatives: int32[width], float32[width]."""
+        return self.wide.get(row) or (self.top_ids[row, :width], self.top[row, :width])
 
     @classmethod
     def joined(cls, parts: "Sequence[StepLogprobs]") -> "StepLogprobs":
@@ -237,12 +258,15 @@ class StepLogprobs:
             np.concatenate([getattr(part, name) for part in parts]) for name in ("sampled", "top_ids", "top")
         )
         ranks = [part.ranks for part in parts if part.ranks is not None]
-        return cls(sampled, top_ids, top, np.concatenate(ranks) if ranks else None)
+        starts = accumulate((len(part.sampled) for part in parts), initial=0)
+        wide = {start + row: own for start, part in zip(starts, parts, strict=False) for row, own in part.wide.items()}
+        return cls(sampled, top_ids, top, np.concatenate(ranks) if ranks else None, wide)
 
     def rows(self, which: np.ndarray) -> "StepLogprobs":
         """Returns the rows that bool[N] `which` marks."""
         ranks = None if self.ranks is None else self.ranks[which]
-        return StepLogprobs(self.sampled[which], self.top_ids[which], self.top[which], ranks)
+        wide = {int(which[:row].sum()): own for row, own in self.wide.items() if which[row]}
+        return StepLogprobs(self.sampled[which], self.top_ids[which], self.top[which], ranks, wide)
 
 
 @dataclass(slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""Ranks of tokens by their logits, in torch's operations: on every device the same."""
+"""Ranks of tokens by their logits, and the tokens in their order, in torch's operations: on every device the same."""
 
 import torch
 from torch import Tensor
@@ -11,3 +11,11 @@ def ranks(logits: Tensor, tokens: Tensor) -> Tensor:
     """
     own = logits.gather(1, tokens[:, None])
     return (logits >= own).sum(dim=1).to(torch.int32)
+
+
+def likeliest_of(logits: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """Returns the ids and the logprobs, int32[K] and float32[K], of the K = min(number, vocab) likeliest tokens under
+    softmax of [vocab] logits: the best first, and of equals the lowest id.
+    """
+    values, ids = logits.to(torch.float32).log_softmax(dim=-1).sort(descending=True, stable=True)
+    return ids[:number].to(torch.int32), values[:number]

@@ -20,7 +20,9 @@ from services.engine.runner.base import (
     StepLogprobs,
     StepOutput,
     StepTokens,
+    common_width,
     spare_blocks,
+    wide_rows,
 )
 from services.engine.runner.not_finite import rows_not_finite
 
@@ -196,7 +198,7 @@ class SimulatedRunner:
         """Returns logprobs in which all certainty is on the sampled token; alternatives are its successors."""
         if not step.sampling.any_logprobs:
             return None
-        found = self._spread(tokens, tokens, int(step.sampling.num_logprobs.max()))
+        found = self._spread(tokens, tokens, step.sampling.num_logprobs)
         if (named := step.sampling.named) is not None:
             ids = named.token_ids.astype(np.int32)
             found.top_ids[named.rows, : ids.shape[1]] = ids
@@ -208,7 +210,7 @@ class SimulatedRunner:
         if scored is None:
             return None
         expected = self._followers(step.tokens, scored.queries)
-        found = self._spread(expected, scored.successors, int(scored.num_logprobs.max()))
+        found = self._spread(expected, scored.successors, scored.num_logprobs)
         found.ranks = (1 - found.sampled).astype(np.int32)
         return found
 
@@ -222,12 +224,17 @@ class SimulatedRunner:
         sums = [hidden[start:end].sum(axis=0) for start, end in pairwise(pooled.starts.tolist())]
         return np.stack(sums)
 
-    def _spread(self, expected: np.ndarray, tokens: np.ndarray, width: int) -> StepLogprobs:
+    def _spread(self, expected: np.ndarray, tokens: np.ndarray, widths: np.ndarray) -> StepLogprobs:
         """Returns logprobs of `tokens`: `expected` ones have 0, and each one after them, around the vocabulary, one
         less.
         """
-        ranks = np.arange(width, dtype=np.int32)
-        top_ids = (expected[:, None] + ranks) % self.vocab_size
-        top = np.broadcast_to(-ranks.astype(np.float32), top_ids.shape)
+        ids, top = self._best(expected[:, None], common_width(widths))
         sampled = -((tokens - expected) % self.vocab_size).astype(np.float32)
-        return StepLogprobs(sampled, top_ids.astype(np.int32), top.copy())
+        wide = {row: self._best(expected[row], width) for row, width in wide_rows(widths)}
+        return StepLogprobs(sampled, ids, np.broadcast_to(top, ids.shape).copy(), wide=wide)
+
+    def _best(self, expected: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the best tokens, of which the first is expected, and their logprobs: int32[..., K], float32[K]."""
+        places = np.arange(min(width, self.vocab_size), dtype=np.int32)
+        ids: np.ndarray = ((expected + places) % self.vocab_size).astype(np.int32)
+        return ids, -places.astype(np.float32)

@@ -7,6 +7,7 @@ import numpy as np
 from kvtransfer.ids import AttemptId, GatewayId
 from kvtransfer.messages import Announcement
 from services.engine.runner.base import StepLogprobs
+from services.protocol.alternatives import alternatives_of, arrays_of
 from services.protocol.frames import Failure, TokenLogprobs
 from services.protocol.outcomes import FinishReason
 
@@ -100,8 +101,7 @@ def row_logprobs(rows: StepRows, row: int, nth: int = 0) -> TokenLogprobs | None
     width, token = int(rows.widths[row]), rows.first_token(row) + nth
     if rows.logprobs is None or width < 0:
         return None
-    top_ids, top = rows.logprobs.top_ids[token, :width], rows.logprobs.top[token, :width]
-    pairs = tuple(zip(top_ids.tolist(), top.tolist(), strict=True))
+    pairs = alternatives_of(*rows.logprobs.alternatives(token, width))
     rank = None if rows.logprobs.ranks is None else int(rows.logprobs.ranks[token])
     return TokenLogprobs(float(rows.logprobs.sampled[token]), pairs, rank)
 
@@ -110,11 +110,8 @@ def single_row(id: AttemptId, position: int, token: int, cached: int, logprobs: 
     """Makes the row of a token that no step of this engine sampled: the first token of a received sequence."""
     packed = None
     if logprobs is not None:
-        packed = StepLogprobs(
-            sampled=np.array([logprobs.sampled], dtype=np.float32),
-            top_ids=np.array([[token_id for token_id, _ in logprobs.top]], dtype=np.int32),
-            top=np.array([[value for _, value in logprobs.top]], dtype=np.float32),
-        )
+        top_ids, top = arrays_of(logprobs.top)
+        packed = StepLogprobs(np.array([logprobs.sampled], dtype=np.float32), top_ids[None], top[None])
     return StepRows(
         gateway=id.gateway,
         gateways=np.array([id.gateway], dtype=np.uint64),

@@ -52,6 +52,7 @@ class Refusal(StrEnum):
     IN_FLIGHT = "in_flight"  # too many others are in flight
     SLO = "slo"  # its first token would come later than it may
     DEADLINE = "deadline"  # its first token would come after its time limit
+    LOGPROBS = "logprobs"  # answers in flight may have too many logprobs
     SHARE = "share"  # its tenant has more than its share, and others wait
     KEY_REQUESTS = "key_requests"  # its key has had its requests of this minute
     KEY_TOKENS = "key_tokens"  # its key has had its tokens of this minute

@@ -32,6 +32,7 @@ from services.gateway.api.in_progress import InProgress
 from services.gateway.api.records.request_record import RequestRecord
 from services.gateway.api.records.request_records import RequestRecords
 from services.gateway.api.records.tracing import Tracing
+from services.gateway.api.requests.asked_logprobs import check_alternatives, check_logprobs, with_whole_vocabulary
 from services.gateway.api.requests.chat import ChatRequest
 from services.gateway.api.requests.large_json import takes_long
 from services.gateway.api.requests.sampling import bad_word_tokens, for_prompt, resolve_sampling, seed_of_choice
@@ -98,11 +99,13 @@ class RequestRunner(Generic[Request]):
         """Checks all that needs no tokens. Raises ApiError."""
         self.model.check(request.model)
         request.check_combinations()
+        check_logprobs(request, self.model.max_logprobs, self.model.vocab_size)
 
     @asynccontextmanager
     async def run(self, request: Request, record: RequestRecord, terms: Terms) -> AsyncIterator[Updates]:
         """Starts a request; leaving the context ends it in whatever state. Raises ApiError."""
         record.parsed = monotonic()
+        request = with_whole_vocabulary(request, self.model.vocab_size)
         try:
             await terms.caller.check(record)
             max_model_len = await self.max_model_len()
@@ -149,6 +152,7 @@ class RequestRunner(Generic[Request]):
         The prompts count against the caller's limits.
         """
         await caller.check(record)
+        request = with_whole_vocabulary(request, self.model.vocab_size)
         max_model_len = await self.max_model_len()
         prompts = await self._tokenize(request, max_model_len, caller)
         capsules = await self._capsules(request, prompts, request.n or 1, max_model_len, caller)
@@ -196,6 +200,7 @@ class RequestRunner(Generic[Request]):
                 own = replace(sampling, seed=seed_of_choice(sampling.seed, index)) if index else sampling
                 capsules.append(Capsule(token_ids, len(token_ids), own, salt, priority))
                 await _let_others_run(len(capsules))
+        check_alternatives(request, capsules)
         return tuple(capsules)
 
     async def _grammar(self, request: Request, prompt: Prompt, caller: Caller) -> str:
@@ -300,6 +305,7 @@ def make_runners(
     served = ServedModel(
         names=names,
         vocab_size=model.vocab_size,
+        max_logprobs=model.vocab_size if model.max_logprobs == -1 else min(model.max_logprobs, model.vocab_size),
         defaults=model.generation,
         created=int(time.time()),
         fingerprint=_fingerprint(model.digest or names.listed[0]),

@@ -37,10 +37,12 @@ class ServedModel:
     """The model behind this gateway.
 
     created: in seconds since 1970. fingerprint: tells answers of another model, or of another version of this program.
+    max_logprobs: alternatives of a token that a request may ask for.
     """
 
     names: ModelNames
     vocab_size: int
+    max_logprobs: int
     defaults: GenerationDefaults
     created: int
     fingerprint: str

@@ -16,7 +16,7 @@ import structlog
 
 from kvtransfer.ids import GatewayId, WorkerId
 from services.config import WorkerRole
-from services.gateway.api.generation import GenerationRequest, Overloaded, Stopping, Unavailable
+from services.gateway.api.generation import GenerationRequest, Overloaded, Refusal, Stopping, Unavailable
 from services.gateway.dispatch.costs import CostModel
 from services.gateway.dispatch.descriptions import describe_entry, describe_worker
 from services.gateway.dispatch.fleet import Fleet, LiveWorker
@@ -29,11 +29,16 @@ from services.gateway.dispatch.router import NoPlan, Policy
 from services.prefix_index.base import PrefixIndex
 from services.protocol.frames import Failure, Frame, Load
 from services.protocol.messages import BlockEvents, Command, GatewayHello, WorkerHello
+from services.protocol.sampling import MAX_ALTERNATIVES
 from services.tls.grpc_ends import Channels
 
 # When a machine stalls, all streams break at once. Waiting requests give the second worker of a pair this long to
 # return after the first, or all of them would be served without a handoff.
 _REUNION_S = 0.2
+
+# Logprobs of alternatives, in requests for more than FEW_ALTERNATIVES of a token. They have 8 bytes each in frames, of
+# which a message takes 64 MiB, and some 80 in an answer's JSON.
+MAX_ALTERNATIVES_IN_FLIGHT = 2 * MAX_ALTERNATIVES
 
 log = structlog.get_logger()
 
@@ -94,6 +99,7 @@ class Dispatcher:
         self._told = len(self._links) > 0  # of all workers that there are
         self._refused: Mapping[str, str] = {}
         self._bytes_moved: dict[str, tuple[WorkerId, int]] = {}  # by address: who reported last, and how many
+        self._alternatives = 0  # that requests in flight may get, see MAX_ALTERNATIVES_IN_FLIGHT
         self._draining = False
         self._ended = False
         self.max_model_len: int | None = None
@@ -150,9 +156,14 @@ class Dispatcher:
             raise Stopping("the gateway ends")
         if len(self._ledger) + len(request.capsules) > self._max_waiting:
             raise Overloaded(f"{len(self._ledger)} of at most {self._max_waiting} choices are in flight already")
+        alternatives = sum(capsule.many_alternatives for capsule in request.capsules)
+        if self._alternatives + alternatives > MAX_ALTERNATIVES_IN_FLIGHT:
+            what = f"{self._alternatives} of at most {MAX_ALTERNATIVES_IN_FLIGHT} logprobs of alternatives"
+            raise Overloaded(f"{what} are in flight already", refusal=Refusal.LOGPROBS)
         reader = Reader(self._placement.place, self._ledger.close, self._relays)
         entries = [self._ledger.open(request, choice, reader) for choice in range(len(request.capsules))]
         timer = self._loop.call_at(entries[0].deadline, self._expire, entries)
+        self._alternatives += alternatives
         try:
             for first in range(0, len(entries), request.num_choices):
                 if first:
@@ -164,6 +175,7 @@ class Dispatcher:
             yield reader
         finally:
             timer.cancel()
+            self._alternatives -= alternatives
             for entry in entries:
                 self._ledger.close(entry)
             reader.stop()

@@ -13,12 +13,13 @@ from protos import inference_pb2, inference_pb2_grpc
 from services.config import Right
 from services.gateway.api.caller import ANYBODY, Authenticator, Caller
 from services.gateway.api.dialects.embedding_inputs import EmbeddingRequest
-from services.gateway.api.errors import ApiError, from_generation_error, internal_error
+from services.gateway.api.errors import ApiError, from_generation_error, internal_error, invalid
 from services.gateway.api.generation import Expired
 from services.gateway.api.records.limits_left import limit_headers
 from services.gateway.api.records.request_phases import server_timing
 from services.gateway.api.records.request_record import IGNORED_FIELDS, TOOLS, RequestRecord, sane_or_new_id
 from services.gateway.api.request_runner import READING_GRACE_S, RequestRunner, Runners
+from services.gateway.api.requests.asked_logprobs import asks_for_many
 from services.gateway.api.requests.schema import Request
 from services.gateway.api.requests.validation import Neutral, ignored_fields, unknown_field, validate_request
 from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
@@ -27,6 +28,7 @@ from services.gateway.grpc_api.authentication import CODES, Header, header_of
 from services.gateway.grpc_api.names import grpc_message, own_name, unknown_fields
 from services.gateway.grpc_api.requests import embedding_fields, other_fields, prompt_fields
 from services.gateway.metrics import GatewayMetrics
+from services.protocol.sampling import FEW_ALTERNATIVES
 
 CODE_OF_STATUS = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -146,6 +148,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
         translated = await runner.side.run_if(request.ByteSize() > _SMALL_BYTES, translate)
         runner.check(translated)
+        if (param := asks_for_many(translated)) is not None:
+            words = f"over gRPC a token has at most {FEW_ALTERNATIVES} alternatives; the HTTP API gives more."
+            raise invalid(f"Invalid '{param}': {words}", param, "integer_above_max_value")
         if ignored := ignored_fields(runner.dialect.ignored_fields(translated), self._strict_fields):
             record.note_ignored_fields([own_name(name, request) for name in ignored])
             context.set_trailing_metadata(_about(record))

@@ -1,8 +1,9 @@
 """Answers as JSON: the interface of their writers, and the chunk that streams repeat."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import chain, islice
 from typing import Any, Protocol, TypeVar
 
 import orjson
@@ -10,14 +11,17 @@ import orjson
 from services.gateway.api.answers.choice import Update, Usage
 from services.gateway.api.requests.schema import CommonRequest
 from services.gateway.api.requests.validation import Neutral
+from services.protocol.frames import TokenLogprobs
+from services.protocol.sampling import FEW_ALTERNATIVES
 
 DONE = b"data: [DONE]\n\n"
 
-_SLICE = 256  # tokens with up to 20 alternatives each
+_SLICE = 256  # tokens with few alternatives each, or alternatives
 _FEW_LOGPROBS = 128
 
 LOWEST_LOGPROB = -9999.0  # lower ones are reported as this: JSON has no infinity
 
+_Entry = TypeVar("_Entry")
 _RequestIn = TypeVar("_RequestIn", bound=CommonRequest, contravariant=True)
 
 
@@ -82,15 +86,33 @@ class AnswerFormat(Protocol[_RequestIn]):
         """Returns a writer for the answer to this request."""
 
 
-def json_array(entries: Sequence[object]) -> orjson.Fragment:
+def json_array(entries: Iterable[object]) -> orjson.Fragment:
     """Returns the JSON of a long list, made in slices: one call would keep the interpreter lock all the time."""
-    slices = (entries[start : start + _SLICE] for start in range(0, len(entries), _SLICE))
-    return orjson.Fragment(b"[%b]" % b",".join(orjson.dumps(each)[1:-1] for each in slices))
+    return orjson.Fragment(b"[%b]" % b",".join(orjson.dumps(each)[1:-1] for each in _slices(entries)))
+
+
+def json_object(fields: Iterable[tuple[str, object]]) -> orjson.Fragment:
+    """Returns the JSON of a large object, no name twice, likewise."""
+    return orjson.Fragment(b"{%b}" % b",".join(orjson.dumps(dict(each))[1:-1] for each in _slices(fields)))
+
+
+def _slices(entries: Iterable[_Entry]) -> Iterator[list[_Entry]]:
+    left = iter(entries)
+    while some := list(islice(left, _SLICE)):
+        yield some
 
 
 def takes_long(update: Update) -> bool:
     """True for an update with so many logprobs that their JSON should be made beside the event loop."""
-    return len(update.logprobs or ()) + len(update.prompt_logprobs or ()) > _FEW_LOGPROBS
+    own, of_prompt = update.logprobs or (), update.prompt_logprobs or ()
+    if len(own) + len(of_prompt) > _FEW_LOGPROBS:
+        return True
+    return any(entry is not None and has_many(entry) for entry in chain(own, (entry for _, entry in of_prompt)))
+
+
+def has_many(logprobs: TokenLogprobs) -> bool:
+    """True for a token with so many alternatives that their JSON is made in slices."""
+    return len(logprobs.top) > FEW_ALTERNATIVES
 
 
 class ChunkTemplate:

@@ -8,7 +8,15 @@ import orjson
 
 from services.gateway.api.answers.choice import Update, Usage
 from services.gateway.api.dialects.completions import CompletionRequest
-from services.gateway.openai.answer import LOWEST_LOGPROB, AnswerHead, ChunkTemplate, PromptIds, json_array
+from services.gateway.openai.answer import (
+    LOWEST_LOGPROB,
+    AnswerHead,
+    ChunkTemplate,
+    PromptIds,
+    has_many,
+    json_array,
+    json_object,
+)
 from services.gateway.openai.neutral import COMPLETIONS_NEUTRAL
 from services.gateway.openai.token_names import TokenNames
 from services.gateway.text.tokenizer import Tokenizer
@@ -89,17 +97,17 @@ class CompletionAnswer:
             "tokens": [self._names.name(token) for token in update.tokens],
             "token_logprobs": [entry and max(entry.sampled, LOWEST_LOGPROB) for entry in update.logprobs],
             "top_logprobs": json_array(
-                [entry and self._top(token, entry) for token, entry in zip(update.tokens, update.logprobs, strict=True)]
+                entry and self._top(token, entry) for token, entry in zip(update.tokens, update.logprobs, strict=True)
             ),
             "text_offset": offsets,
         }
 
-    def _top(self, token: int, logprobs: TokenLogprobs) -> dict[str, float]:
+    def _top(self, token: int, logprobs: TokenLogprobs) -> dict[str, float] | orjson.Fragment:
         """The token itself and, as in OpenAI's answers, the alternatives, by text."""
         top: dict[str, float] = {}
         for other, logprob in ((token, logprobs.sampled), *logprobs.top):
             top.setdefault(self._names.name(other), max(logprob, LOWEST_LOGPROB))
-        return top
+        return json_object(top.items()) if has_many(logprobs) else top
 
     def _length(self, token: int) -> int:
         """The length of a generated token in the text, in characters."""

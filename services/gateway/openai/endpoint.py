@@ -7,6 +7,7 @@ from services.gateway.api.answers.choice import Update, Usage, joined
 from services.gateway.api.answers.updates import Updates
 from services.gateway.api.records.request_records import RequestRecords
 from services.gateway.api.request_runner import READING_GRACE_S, RequestRunner
+from services.gateway.api.requests.asked_logprobs import asks_for_many
 from services.gateway.api.requests.schema import CommonRequest, Request
 from services.gateway.api.side_thread import SideThread
 from services.gateway.api.terms import Terms
@@ -76,7 +77,10 @@ async def _stream(
     sink.unwritten = answer.opening(updates.num_choices, update, usage) + first
     while not updates.done:
         await exchange.write(sink.unwritten)
-        await updates.relay(sink)
+        if asks_for_many(request) is None:
+            await updates.relay(sink)
+        else:  # each update's JSON is made beside the event loop
+            sink.unwritten = await side.run_if(takes_long(update := await updates.next()), events.of, update)
     end = answer.usage_chunk(updates.usage()) if request.include_usage else b""
     await exchange.end_events(sink.unwritten + end + DONE)
 

@@ -15,7 +15,7 @@ from services.gateway.api.errors import ApiError
 from services.gateway.api.records.request_records import RequestRecords
 from services.gateway.api.request_runner import RequestRunner, Runners
 from services.gateway.api.requests.large_json import takes_long
-from services.gateway.api.requests.schema import Label, Priority, StreamOptions, TokenId
+from services.gateway.api.requests.schema import Label, Priority, StreamOptions, TokenId, TopOrAll
 from services.gateway.api.requests.strict import Nested, Open
 from services.gateway.api.requests.validation import Neutral, ignored_fields, parse_request, validate_request
 from services.gateway.http.exchange import Exchange
@@ -37,9 +37,21 @@ SAMPLING = (
 )
 _COMMON = ("model", "stream", "stream_options", "cache_salt", "priority", "request_id", "session_id")
 
+
+class TokensRequest(CompletionRequest):
+    """The completion of one prompt of token ids."""
+
+    prompt_param: ClassVar[str] = "token_ids"
+
+    logprobs: TopOrAll | None = None
+
+    def default_tokens(self, room: int) -> int:
+        """See CommonRequest: an answer may fill the context."""
+        return room
+
+
 _fields: dict[str, Any] = {
-    name: (CompletionRequest.model_fields[name].rebuild_annotation(), CompletionRequest.model_fields[name])
-    for name in SAMPLING
+    name: (TokensRequest.model_fields[name].rebuild_annotation(), TokensRequest.model_fields[name]) for name in SAMPLING
 }
 SamplingFields = create_model("SamplingFields", __base__=Open, __doc__="vLLM's sampling parameters.", **_fields)
 
@@ -67,16 +79,6 @@ class GenerateRequest(Nested):
     priority: Priority | None = None
     request_id: Label | None = None
     session_id: Label | None = None
-
-
-class TokensRequest(CompletionRequest):
-    """The completion of one prompt of token ids."""
-
-    prompt_param: ClassVar[str] = "token_ids"
-
-    def default_tokens(self, room: int) -> int:
-        """See CommonRequest: an answer may fill the context."""
-        return room
 
 
 class GenerateEndpoint:

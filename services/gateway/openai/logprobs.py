@@ -1,9 +1,10 @@
 """The logprobs of an answer's tokens as chats and responses have them."""
 
+from itertools import starmap
 from typing import Any
 
 from services.gateway.api.answers.choice import Update
-from services.gateway.openai.answer import LOWEST_LOGPROB
+from services.gateway.openai.answer import LOWEST_LOGPROB, has_many, json_array
 from services.gateway.openai.token_names import TokenNames
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.frames import TokenLogprobs
@@ -25,6 +26,8 @@ class LogprobEntries:
 
     def _token(self, token: int, logprobs: TokenLogprobs) -> dict[str, Any]:
         own = self._entry(token, logprobs.sampled)
+        if has_many(logprobs):
+            return {**own, "top_logprobs": json_array(starmap(self._entry, logprobs.top))}
         top = [self._entry(other, logprob) for other, logprob in logprobs.top]
         if self._by_name and all(token != other for other, _ in logprobs.top):
             top.insert(0, own)

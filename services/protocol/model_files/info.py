@@ -48,6 +48,7 @@ class ModelInfo:
     generation: GenerationDefaults
     digest: str = ""  # see model_digest; empty: unknown
     pooling: Pooling = Pooling.LAST  # of embeddings, where a request does not say
+    max_logprobs: int = 20  # alternatives of a token that a request may ask for; -1: the whole vocabulary
 
 
 def read_model_info(files: ModelFiles, overrides: Settings | None = None) -> ModelInfo:

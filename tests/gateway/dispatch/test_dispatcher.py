@@ -13,15 +13,20 @@ from services.gateway.api.generation import (
     Expired,
     Failed,
     GenerationRequest,
+    Overloaded,
+    Refusal,
     TooLarge,
     Unavailable,
 )
 from services.gateway.dispatch import dispatcher, pair_health
+from services.gateway.dispatch.dispatcher import MAX_ALTERNATIVES_IN_FLIGHT
 from services.gateway.dispatch.retries import MAX_ATTEMPTS
 from services.gateway.dispatch.retry_budget import RetryBudget
+from services.protocol.capsule import MANY_LOGPROBS
 from services.protocol.frames import Load
 from services.protocol.messages import MAX_HANDLE, HandTo, TakeFrom
 from services.protocol.outcomes import FailureCode, FinishReason
+from services.protocol.sampling import FEW_ALTERNATIVES
 from tests.gateway.dispatch_stack import (
     DECODE,
     OTHER_DECODE,
@@ -541,6 +546,32 @@ async def test_more_requests_than_allowed_are_refused_before_any_work():
         async with stack.dispatcher.generate(request()):
             await decode.submit(3)
         assert len(decode.submits) == 3
+
+
+async def test_many_alternatives_are_bounded_over_all_requests_in_flight():
+    """Those of a request count until it ends, however that is; requests with few alternatives are not counted."""
+    knows = frozenset({MANY_LOGPROBS})
+    half = request(num_logprobs=MAX_ALTERNATIVES_IN_FLIGHT // 16)
+    few = request(num_logprobs=FEW_ALTERNATIVES)
+    async with running(decode_worker(knows=knows)) as stack:
+        generate = stack.dispatcher.generate
+        async with generate(half):
+            async with generate(half), generate(few):
+                with pytest.raises(Overloaded) as refused:
+                    async with generate(request(num_logprobs=FEW_ALTERNATIVES + 1)):
+                        pass
+                assert refused.value.refusal is Refusal.LOGPROBS
+            async with generate(half):
+                pass
+
+
+async def test_many_alternatives_are_asked_of_workers_that_give_them():
+    older, newer = decode_worker(), decode_worker(OTHER_DECODE, knows=frozenset({MANY_LOGPROBS}))
+    async with running(older, newer) as stack:
+        for number in range(1, 4):
+            async with stack.dispatcher.generate(request(num_logprobs=FEW_ALTERNATIVES + 1)):
+                await newer.submit(number)
+    assert not older.submits
 
 
 async def test_the_deadline_ends_a_request_everywhere():

@@ -84,11 +84,11 @@ async def served() -> AsyncIterator[Served]:
 
 
 @asynccontextmanager
-async def serving(forms: AnswerForms = NO_FORMS) -> AsyncIterator[Served]:
+async def serving(forms: AnswerForms = NO_FORMS, max_logprobs: int = 20) -> AsyncIterator[Served]:
     tokenizer = Tokenizer(byte_level(), {"bos_token": "<|bos|>"})
     hello = tokenizer.backend.encode("Hello", add_special_tokens=False).ids
     generator, metrics = ScriptedGenerator(Script(one_delta(hello))), GatewayMetrics(CollectorRegistry())
-    model = ModelInfo(tokenizer.vocab_size, 4096, GenerationDefaults())
+    model = ModelInfo(tokenizer.vocab_size, 4096, GenerationDefaults(), max_logprobs=max_logprobs)
     template = ChatTemplate(CHATML, tokenizer.special_tokens)
     runners = make_runners(model, ModelNames.of(MODEL), tokenizer, ChatModel(template, forms), generator, metrics)
     server = GrpcServer(InferenceServicer(runners, metrics, 300.0), generator, runners.side, MAX_MESSAGE_BYTES)
@@ -282,6 +282,18 @@ async def test_choices_and_the_prompt_s_logprobs(served: Served):
     assert answers[0].prompt_logprobs[0].rank == 3
     assert not answers[1].prompt_logprobs[0].HasField("rank")
     assert answers[1].usage.completion_tokens == 2
+
+
+async def test_a_token_has_at_most_128_alternatives_here():
+    """Each is a message of its own, which a whole vocabulary of them would not be made of without a pause of others."""
+    async with serving(max_logprobs=-1) as served:
+        served.generator.script = Script(one_delta([9]), as_asked=True)
+        (answer,) = await served.generate(logprobs=128, prompt_logprobs=128)
+        assert len(answer.logprobs[0].top) == 128
+        for name in ("logprobs", "prompt_logprobs"):
+            with pytest.raises(grpc.aio.AioRpcError, match="at most 128") as refused:
+                await served.generate(**{name: 129})
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_absent_parameters_are_the_model_s_and_zero_is_not_absent(served: Served):

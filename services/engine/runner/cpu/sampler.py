@@ -5,7 +5,7 @@ randomness is one uniform number, a pure function of (seed, position), put throu
 distribution's cumulative sum.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,8 +22,10 @@ from services.engine.runner.base import (
     StepLogprobs,
     StepOutput,
     TokenMasks,
+    common_width,
+    wide_rows,
 )
-from services.engine.runner.ranking import ranks
+from services.engine.runner.ranking import likeliest_of, ranks
 
 Mask = Callable[[Tensor, Tensor, Tensor], None]
 _BY_TORCH = TorchOperations()
@@ -130,17 +132,24 @@ def likeliest(logits: Tensor) -> np.ndarray:
     return chosen.astype(np.int32)
 
 
-def score(logits: Tensor, tokens: np.ndarray, width: int) -> StepLogprobs:
+def score(logits: Tensor, tokens: np.ndarray, width: int, wide: Sequence[tuple[int, int]] = ()) -> StepLogprobs:
     """Returns log-probabilities of int32[N] tokens and `width` alternatives under softmax of [N, vocab] logits, and the
     tokens' ranks.
 
-    A token's own is NaN where logits are not all finite.
+    A token's own is NaN where logits are not all finite. wide: see `wide_rows`.
     """
     chosen, widths = torch.from_numpy(tokens.astype(np.int64)), np.full(len(tokens), width, dtype=np.int32)
     found = _logprobs(logits.to(torch.float32), chosen, widths)
     found.sampled[find_not_finite(logits)] = np.nan
     found.ranks = ranks(logits, chosen).numpy()
+    found.wide = _wide(logits, wide)
     return found
+
+
+def _wide(logits: Tensor, rows: Sequence[tuple[int, int]]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """Returns the alternatives of `wide_rows`, one row after the other: each takes some copies of its logits."""
+    found = ((row, likeliest_of(logits[row], number)) for row, number in rows)
+    return {row: (ids.numpy().copy(), values.numpy().copy()) for row, (ids, values) in found}
 
 
 def _edit(logits: Tensor, edits: LogitEdits) -> None:
@@ -268,7 +277,7 @@ def _invert(weights: Tensor, uniform: Tensor) -> Tensor:
 def _logprobs(logits: Tensor, chosen: Tensor, widths: np.ndarray, named: NamedLogprobs | None = None) -> StepLogprobs:
     """Returns log-probabilities under softmax(logits), for the rows with a width of 0 or more; zeros for the others."""
     wanted = torch.from_numpy(np.flatnonzero(widths >= 0))
-    width = min(int(widths.max()), logits.shape[1])
+    width = min(common_width(widths), logits.shape[1])
     sampled = torch.zeros(len(logits))
     top_ids, top = torch.zeros(len(logits), width, dtype=torch.int32), torch.zeros(len(logits), width)
     all_logprobs = logits[wanted].log_softmax(dim=-1)
@@ -279,4 +288,4 @@ def _logprobs(logits: Tensor, chosen: Tensor, widths: np.ndarray, named: NamedLo
         rows, ids = torch.from_numpy(named.rows), torch.from_numpy(named.token_ids)
         top[rows, : ids.shape[1]] = logits[rows].log_softmax(dim=-1).gather(1, ids)
         top_ids[rows, : ids.shape[1]] = ids.to(torch.int32)
-    return StepLogprobs(sampled.numpy(), top_ids.numpy(), top.numpy())
+    return StepLogprobs(sampled.numpy(), top_ids.numpy(), top.numpy(), wide=_wide(logits, wide_rows(widths)))

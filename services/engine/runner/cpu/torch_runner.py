@@ -17,7 +17,16 @@ from services.engine.kernels.load import make_operations
 from services.engine.models.base import ModelInput, Weights
 from services.engine.models.model_config import ModelConfig
 from services.engine.models.registry import make_model
-from services.engine.runner.base import ScoredTokens, StepInput, StepLogprobs, StepOutput, StepTokens, spare_blocks
+from services.engine.runner.base import (
+    ScoredTokens,
+    StepInput,
+    StepLogprobs,
+    StepOutput,
+    StepTokens,
+    common_width,
+    spare_blocks,
+    wide_rows,
+)
 from services.engine.runner.cpu.cores import CoreLease
 from services.engine.runner.cpu.leased_operations import LeasedOperations
 from services.engine.runner.cpu.sampler import sample, score
@@ -128,11 +137,12 @@ class TorchRunner:
 
     def _score(self, hidden: torch.Tensor, scored: ScoredTokens) -> StepLogprobs:
         """Scores a few tokens at a time: the logits of a whole chunk would take as much memory as a model."""
-        width = int(scored.num_logprobs.max())
-        parts = [
-            score(self._model.logits(some), scored.successors[start : start + len(some)], width)
-            for start, some in zip(count(0, _SCORED_AT_ONCE), hidden.split(_SCORED_AT_ONCE), strict=False)
-        ]
+        width = common_width(scored.num_logprobs)
+        parts = []
+        for start, some in zip(count(0, _SCORED_AT_ONCE), hidden.split(_SCORED_AT_ONCE), strict=False):
+            here = slice(start, start + len(some))
+            wide = wide_rows(scored.num_logprobs[here])
+            parts.append(score(self._model.logits(some), scored.successors[here], width, wide))
         return StepLogprobs.joined(parts)
 
 

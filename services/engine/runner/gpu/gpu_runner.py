@@ -34,11 +34,13 @@ from services.engine.runner.base import (
     StepLogprobs,
     StepOutput,
     StepTokens,
+    common_width,
     spare_blocks,
+    wide_rows,
 )
 from services.engine.runner.gpu.device import Device, Fetched, Recorded
 from services.engine.runner.gpu.device_blocks import DeviceBlocks
-from services.engine.runner.gpu.sampler import GpuSampler, Wanted, score
+from services.engine.runner.gpu.sampler import GpuSampler, Wanted, read_logprobs, score
 from services.engine.runner.gpu.step_buffer import StepBuffer
 from services.engine.runner.not_finite import rows_not_finite
 from services.engine.runner.pooled import pooled_sums
@@ -68,8 +70,8 @@ class StepLimits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Launched:
-    """A step under way. It fetches ids, three tensors of logprobs if any are wanted, four for each part of the scored
-    tokens, sums of hidden states if any are pooled, and which watched queries are finite if any are watched.
+    """A step under way. It fetches ids, logprobs if any are wanted and those of each part of the scored tokens (see
+    `read_logprobs`), sums of hidden states if any are pooled, and which watched queries are finite if any are watched.
     """
 
     step: StepInput
@@ -153,9 +155,11 @@ class GpuRunner:
         token_ids, *rest = launched.fetched.arrays()
         watched = rest.pop() if len(step.watched) else None
         pooled = None if step.pooled is None else rest.pop()
-        num_sampled = 3 if step.sampling.any_logprobs else 0
-        logprobs = StepLogprobs(*rest[:num_sampled]) if num_sampled else None
-        parts = [StepLogprobs(*rest[at : at + 4]) for at in range(num_sampled, len(rest), 4)]
+        logprobs, parts = None, []
+        if step.sampling.any_logprobs:
+            logprobs = read_logprobs(rest, step.sampling.num_logprobs, ranked=False)
+        if step.scored is not None:
+            parts = [read_logprobs(rest, widths, ranked=True) for widths in _scored_widths(step.scored)]
         output = StepOutput(token_ids, logprobs, StepLogprobs.joined(parts) if parts else None, pooled)
         output.not_finite = rows_not_finite(step, output, watched)
         return output
@@ -244,10 +248,11 @@ class GpuRunner:
 
     def _score(self, hidden: Tensor, successors: Tensor, scored: ScoredTokens) -> list[Tensor]:
         """Scores a few tokens at a time: the logits of a whole chunk would take as much memory as a model."""
-        width = int(scored.num_logprobs.max())
+        width = common_width(scored.num_logprobs)
         found: list[Tensor] = []
-        for some, tokens in zip(hidden.split(_SCORED_AT_ONCE), successors.split(_SCORED_AT_ONCE), strict=True):
-            found += score(self._model.logits(some), tokens, width)
+        split = zip(hidden.split(_SCORED_AT_ONCE), successors.split(_SCORED_AT_ONCE), strict=True)
+        for (some, tokens), widths in zip(split, _scored_widths(scored), strict=True):
+            found += score(self._model.logits(some), tokens, width, wide_rows(widths))
         return found
 
     def _try(self, counts: np.ndarray, sampling: SamplingBatch) -> None:
@@ -263,6 +268,12 @@ class GpuRunner:
         )
         self.launch(StepInput.of(tokens, starts[1:].astype(np.int64) - 1, sampling))
         self.collect()
+
+
+def _scored_widths(scored: ScoredTokens) -> list[np.ndarray]:
+    """Returns the numbers of alternatives of the tokens that are scored at once, for each part of them."""
+    starts = range(0, len(scored.num_logprobs), _SCORED_AT_ONCE)
+    return [scored.num_logprobs[start : start + _SCORED_AT_ONCE] for start in starts]
 
 
 def _queries(tokens: StepTokens) -> PagedQueries:

@@ -1,5 +1,6 @@
 """Sampling on the device of the logits: parameters travel with the rest of a step, and ids stay for the next step."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -7,10 +8,10 @@ import torch
 from torch import Tensor
 
 from services.engine.kernels.gpu.sampling import DeviceEdits, DeviceSampling, draw, edit_logits, greedy, logprobs
-from services.engine.runner.base import LogitEdits, SamplingBatch
+from services.engine.runner.base import LogitEdits, SamplingBatch, StepLogprobs, common_width, wide_rows
 from services.engine.runner.gpu.device import Device
 from services.engine.runner.gpu.step_buffer import StepBuffer
-from services.engine.runner.ranking import ranks
+from services.engine.runner.ranking import likeliest_of, ranks
 
 
 @dataclass(slots=True, eq=False)
@@ -21,7 +22,8 @@ class Wanted:
     edits: DeviceEdits | None
     masks: "DeviceMasks | None"
     widths: Tensor | None  # int32[N], of logprobs; None: no row wants them
-    width: int  # the largest of `widths`
+    width: int  # the `common_width` of `widths`
+    wide: Sequence[tuple[int, int]]  # see `wide_rows`
     named: "DeviceNamed | None" = None
 
 
@@ -55,7 +57,8 @@ class GpuSampler:
             edits=None if batch.edits is None else _edits(batch.edits, buffer),
             masks=None if batch.edits is None else _masks(batch.edits, buffer),
             widths=buffer.put(batch.num_logprobs) if batch.any_logprobs else None,
-            width=int(batch.num_logprobs.max(initial=0)) if batch.any_logprobs else 0,
+            width=common_width(batch.num_logprobs) if batch.any_logprobs else 0,
+            wide=wide_rows(batch.num_logprobs) if batch.any_logprobs else (),
             named=None
             if batch.named is None
             else DeviceNamed(buffer.put(batch.named.rows), buffer.put(batch.named.token_ids)),
@@ -63,7 +66,7 @@ class GpuSampler:
 
     def sample(self, logits: Tensor, wanted: Wanted) -> list[Tensor]:
         """Samples one token for each row of logits, [N, vocab]. Returns int32[N], NOT_FINITE for rows whose logits are
-        not all finite, and logprobs if they are wanted, as `score`.
+        not all finite, and logprobs if they are wanted, as `score` without ranks.
         """
         sampled, raw, edited = self.sampled[: len(logits)], logits, wanted.edits is not None
         if wanted.edits is not None:
@@ -81,16 +84,43 @@ class GpuSampler:
         found = _logprobs(raw, sampled, wanted.widths, wanted.width)
         if wanted.named is not None:
             name_alternatives(raw, wanted.named, found)
-        return [sampled, *found]
+        return [sampled, *found, *_wide(raw, wanted.wide)]
 
 
-def score(logits: Tensor, tokens: Tensor, width: int) -> list[Tensor]:
+def score(logits: Tensor, tokens: Tensor, width: int, wide: Sequence[tuple[int, int]] = ()) -> list[Tensor]:
     """Returns logprobs of int32[N] tokens under softmax of [N, vocab] logits, ids of the likeliest tokens, and their
-    logprobs; then the tokens' ranks.
+    logprobs; then the tokens' ranks. float32[N], int32[N, width], float32[N, width]; int32[N].
 
-    float32[N], int32[N, width], float32[N, width]; int32[N].
+    wide: `wide_rows`. Where there are any, two more tensors follow with their alternatives, row after row: int32[sum of
+    their widths], float32[the same].
     """
-    return [*_logprobs(logits, tokens, torch.zeros_like(tokens), width), ranks(logits, tokens.to(torch.int64))]
+    found = _logprobs(logits, tokens, torch.zeros_like(tokens), width)
+    return [*found, ranks(logits, tokens.to(torch.int64)), *_wide(logits, wide)]
+
+
+def read_logprobs(arrays: list[np.ndarray], widths: np.ndarray, *, ranked: bool) -> StepLogprobs:
+    """Takes the arrays of `score`, or of `sample` after the tokens, from the head of a list. widths: int32[N], of the
+    step.
+    """
+    sampled, top_ids, top = (arrays.pop(0) for _ in range(3))
+    counted = arrays.pop(0) if ranked else None
+    wide = {}
+    if rows := wide_rows(widths):
+        ids, values, start = arrays.pop(0), arrays.pop(0), 0
+        for row, width in rows:
+            wide[row] = ids[start : start + width], values[start : start + width]
+            start += width
+    return StepLogprobs(sampled, top_ids, top, counted, wide)
+
+
+def _wide(logits: Tensor, rows: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """Returns the alternatives of `wide_rows`. The kernel for the likeliest tokens finds one after the other, which
+    would take minutes for a whole vocabulary.
+    """
+    if not rows:
+        return []
+    ids, values = zip(*(likeliest_of(logits[row], width) for row, width in rows), strict=True)
+    return [torch.cat(ids), torch.cat(values)]
 
 
 def _logprobs(logits: Tensor, chosen: Tensor, widths: Tensor, width: int) -> list[Tensor]:

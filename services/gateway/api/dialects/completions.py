@@ -20,7 +20,7 @@ from services.gateway.api.dialects.prompts import (
     tokens_of_text,
 )
 from services.gateway.api.grammars.structured_output import grammar_of
-from services.gateway.api.requests.schema import CommonRequest, OnePrompt, Top
+from services.gateway.api.requests.schema import CommonRequest, ManyTop, OnePrompt
 from services.gateway.api.requests.text_limits import TextLimits, too_long
 from services.gateway.api.side_thread import SideThread
 from services.gateway.text.tokenizer import Tokenizer
@@ -46,11 +46,12 @@ class CompletionRequest(CommonRequest):
     """Texts or token ids, of which the continuations are wanted."""
 
     prompt_param: ClassVar[str] = "prompt"
+    top_params: ClassVar[tuple[str, ...]] = ("logprobs", "prompt_logprobs")
 
     prompt: Annotated[  # lists are not copied
         SkipValidation[str | list[Any]], BeforeValidator(_prompt_type, json_schema_input_type=_PromptJson)
     ]
-    logprobs: Top | None = None
+    logprobs: ManyTop | None = None
 
     @property
     def asked_tokens(self) -> int | None:

@@ -16,7 +16,7 @@ from services.gateway.api.requests.content_parts import (
 )
 from services.gateway.api.requests.earlier_calls import CalledFunction, CallId, EarlierCall, EarlierCalls
 from services.gateway.api.requests.message_request import MessageRequest
-from services.gateway.api.requests.schema import AnswerTokens, Top
+from services.gateway.api.requests.schema import AnswerTokens, TopOrAll
 from services.gateway.api.requests.strict import Open
 
 MAX_MESSAGES = 2048  # as OpenAI has it
@@ -100,11 +100,12 @@ class ChatRequest(MessageRequest):
     """A chat: messages, of which the assistant's next one is wanted."""
 
     prompt_param: ClassVar[str] = "messages"
+    top_params: ClassVar[tuple[str, ...]] = ("top_logprobs", "prompt_logprobs")
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: AnswerTokens | None = None
     logprobs: bool | None = None
-    top_logprobs: Top | None = None
+    top_logprobs: TopOrAll | None = None
     documents: Annotated[list[dict[str, Any]], Field(max_length=MAX_DOCUMENTS)] | None = None
     chat_template: Annotated[str, Field(min_length=1, max_length=MAX_TEMPLATE_CHARS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -139,7 +140,7 @@ class ChatRequest(MessageRequest):
     def check_combinations(self) -> None:
         """See CommonRequest."""
         super().check_combinations()
-        if self.top_logprobs is not None and self.top_logprobs > 0 and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise invalid("'top_logprobs' is only allowed when 'logprobs' is true.", "top_logprobs")
         both = (self.max_tokens, self.max_completion_tokens)
         if None not in both and both[0] != both[1]:

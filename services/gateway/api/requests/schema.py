@@ -29,7 +29,7 @@ MAX_CHOICES = 128
 MAX_BIASES = 1024
 MAX_BAD_WORDS = 128
 MAX_BAD_WORDS_CHARS = 8192  # of all of them together: each is tokenized twice
-MAX_LOGPROBS = 20
+MAX_LOGPROBS = 20  # of the Responses API
 MAX_NAMED_LOGPROBS = 128
 MAX_ALLOWED = 1 << 16
 TOKEN_ID_LIMIT = 2**31
@@ -123,6 +123,8 @@ Stops = Annotated[
 ]
 TokenId = Annotated[int, Field(ge=0, lt=TOKEN_ID_LIMIT), BeforeValidator(_whole)]
 Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), BeforeValidator(_whole)]
+ManyTop = Annotated[int, Field(ge=0, lt=TOKEN_ID_LIMIT), BeforeValidator(_whole)]  # see `asked_logprobs`
+TopOrAll = Annotated[int, Field(ge=-1, lt=TOKEN_ID_LIMIT), BeforeValidator(_whole)]  # -1: the whole vocabulary
 TopK = Annotated[int, Field(ge=-1, le=MAX_TOP_K), BeforeValidator(_whole)]
 TokenCount = Annotated[int, Field(ge=1), BeforeValidator(_whole)]
 _KEPT_TOKENS = Field(json_schema_extra={"minimum": -1, "not": {"const": 0}})
@@ -143,10 +145,11 @@ class StreamOptions(Strict):
 class CommonRequest(Open, ABC):
     """The fields of every kind of request.
 
-    prompt_param: the field that the prompt is made of.
+    prompt_param: the field that the prompt is made of. top_params: those that say how many alternatives are wanted.
     """
 
     prompt_param: ClassVar[str]
+    top_params: ClassVar[tuple[str, ...]]
 
     model: str | None = None  # None: the one that is served
     max_tokens: AnswerTokens | None = None
@@ -169,7 +172,7 @@ class CommonRequest(Open, ABC):
     bad_words: BadWords | None = None
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED)] | None = None
     logprob_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_NAMED_LOGPROBS)] | None = None
-    prompt_logprobs: Top | None = None
+    prompt_logprobs: TopOrAll | None = None
     echo: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

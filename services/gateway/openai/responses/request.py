@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from services.gateway.api.errors import invalid, unsupported
 from services.gateway.api.requests.hints import Hinting
-from services.gateway.api.requests.schema import AnswerTokens, CommonRequest, TokenCount, Top, WholeNumber
+from services.gateway.api.requests.schema import AnswerTokens, CommonRequest, TokenCount, Top, TopOrAll, WholeNumber
 from services.gateway.api.requests.strict import Strict
 from services.gateway.api.requests.structured import ResponseFormat
 from services.gateway.openai.responses.input_items import InputItem, unknown_item_fields
@@ -82,6 +82,7 @@ class ResponsesRequest(CommonRequest):
     """A conversation, of which the assistant's next items are wanted."""
 
     prompt_param: ClassVar[str] = "input"
+    top_params: ClassVar[tuple[str, ...]] = ("top_logprobs",)
 
     input: Annotated[_Items, BeforeValidator(_as_items, json_schema_input_type=str | _Items)]
     instructions: str | None = None
@@ -98,7 +99,7 @@ class ResponsesRequest(CommonRequest):
     response_format: Annotated[ResponseFormat | None, _ONLY_NULL] = None
     n: Annotated[WholeNumber | None, WithJsonSchema({"enum": [1, None]})] = None
     echo: Annotated[bool | None, _ONLY_FALSE] = None
-    prompt_logprobs: Annotated[Top | None, _ONLY_NULL] = None
+    prompt_logprobs: Annotated[TopOrAll | None, _ONLY_NULL] = None
     return_token_ids: Annotated[bool | None, _ONLY_FALSE] = None
     return_tokens_as_token_ids: Annotated[bool | None, _ONLY_FALSE] = None
     include: list[str] | None = None
