@@ -61,8 +61,8 @@ class Messages:
         """Sends what a worker would be sent for a request. Raises ApiError, ClientGone."""
         request, chat = await self._read(exchange, MessagesRequest)
         with in_words_of_messages(request):
-            (capsule,) = await self._runner.capsules(chat, exchange.record, exchange.caller)
-        answer = rendered(chat, capsule, f"msg_{exchange.record.request_id}", self._runner.model.name)
+            (made,) = await self._runner.rendered(chat, exchange.record, exchange.caller)
+        answer = rendered(chat, *made, f"msg_{exchange.record.request_id}", self._runner.model.name)
         await exchange.respond(200, await self._side.run(orjson.dumps, answer, None, orjson.OPT_SERIALIZE_NUMPY))
 
     async def _read(self, exchange: Exchange, kind: type[Asked]) -> tuple[Asked, ChatRequest]:

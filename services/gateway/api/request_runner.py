@@ -82,14 +82,16 @@ class RequestRunner(Generic[Request]):
         self._metrics = metrics
         self.side = side
 
-    async def parse(self, body: bytes, neutral: Neutral, strict: bool) -> tuple[Request, tuple[str, ...]]:
+    async def parse(
+        self, body: bytes, neutral: Neutral, strict: bool, kind: type[Request] | None = None
+    ) -> tuple[Request, tuple[str, ...]]:
         """Returns the checked request of a body, and the names of its fields that nothing acts on. Raises ApiError.
 
-        strict: see `ignored_fields`.
+        strict: see `ignored_fields`. kind: of the request; None: the dialect's own.
         """
 
         def read() -> tuple[Request, tuple[str, ...]]:
-            request = parse_request(body, self.dialect.kind, neutral)
+            request = parse_request(body, kind or self.dialect.kind, neutral)
             self.check(request)
             return request, ignored_fields(self.dialect.ignored_fields(request), strict)
 
@@ -146,8 +148,8 @@ class RequestRunner(Generic[Request]):
         await _count(prompts, record, caller)
         return prompts
 
-    async def capsules(self, request: Request, record: RequestRecord, caller: Caller) -> tuple[Capsule, ...]:
-        """Returns what workers would be sent: the capsules of all choices, ordered by prompt. Raises ApiError.
+    async def rendered(self, request: Request, record: RequestRecord, caller: Caller) -> list[tuple[Prompt, Capsule]]:
+        """Returns each prompt, with what a worker would be sent for its first choice. Raises ApiError.
 
         The prompts count against the caller's limits.
         """
@@ -157,7 +159,7 @@ class RequestRunner(Generic[Request]):
         prompts = await self._tokenize(request, max_model_len, caller)
         capsules = await self._capsules(request, prompts, request.n or 1, max_model_len, caller)
         await _count(prompts, record, caller)
-        return capsules
+        return list(zip(prompts, capsules[:: request.n or 1], strict=True))
 
     async def max_model_len(self) -> int:
         """Returns the context length of the workers, in tokens. Raises ApiError where no worker comes in time."""

@@ -4,6 +4,7 @@ from typing import Any
 
 from pydantic import RootModel
 
+from services.gateway.api.dialects.prompts import Prompt
 from services.gateway.api.requests.schema import CommonRequest
 from services.gateway.http.operation import Described
 from services.protocol.capsule import Capsule
@@ -39,10 +40,15 @@ class RenderedParams(Described):
 
 
 class Rendered(Described):
-    """A prompt as a worker would be sent it, in the form of a request to vLLM's `/inference/v1/generate`."""
+    """A prompt as a worker would be sent it, in the form of a request to vLLM's `/inference/v1/generate`.
+
+    `token_offsets`, where a request to render a text or a chat asks for them: the place of each token in the prompt's
+    text, from its first character up to before the last, in code points.
+    """
 
     request_id: str
     token_ids: list[int]
+    token_offsets: list[tuple[int, int]] | None
     sampling_params: RenderedParams
     model: str
     stream: bool
@@ -53,11 +59,12 @@ class RenderedList(RootModel[list[Rendered]]):
     """One entry for each prompt."""
 
 
-def rendered(request: CommonRequest, capsule: Capsule, request_id: str, model: str) -> dict[str, Any]:
-    """Returns what a worker would be sent for a capsule of a request."""
+def rendered(request: CommonRequest, prompt: Prompt, capsule: Capsule, request_id: str, model: str) -> dict[str, Any]:
+    """Returns what a worker would be sent for a prompt of a request."""
     return {
         "request_id": request_id,
         "token_ids": capsule.token_ids,
+        "token_offsets": prompt.token_offsets,
         "sampling_params": _sampling_params(request, capsule),
         "model": model,
         "stream": bool(request.stream),

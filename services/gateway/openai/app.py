@@ -28,10 +28,15 @@ from services.gateway.openai.docs_page import SCRIPT, STYLE, docs_page
 from services.gateway.openai.embeddings import EmbeddingEndpoint, embedding_list, pooling_list
 from services.gateway.openai.endpoint import GenerationEndpoint
 from services.gateway.openai.generate import GenerateEndpoint
-from services.gateway.openai.neutral import CHAT_NEUTRAL, COMPLETIONS_NEUTRAL
 from services.gateway.openai.openapi import describe_api
 from services.gateway.openai.pages import Documents, Models, Probes, RecentRequests
-from services.gateway.openai.render import RenderEndpoint
+from services.gateway.openai.render import (
+    RENDER_CHAT_NEUTRAL,
+    RENDER_COMPLETIONS_NEUTRAL,
+    RenderChatRequest,
+    RenderCompletionRequest,
+    RenderEndpoint,
+)
 from services.gateway.openai.responses.background_kept import BackgroundResponses
 from services.gateway.openai.responses.endpoint import ResponsesEndpoint
 from services.gateway.openai.responses.held import HeldAnswers
@@ -46,7 +51,8 @@ from services.gateway.openai.tokens import Tokens
 _DOCS_PATHS = ("/openapi.json", "/docs", f"/docs/{STYLE}", f"/docs/{SCRIPT}")
 OPEN_PATHS = frozenset({"/", "/health", "/ping", "/ready", *_DOCS_PATHS})
 OPEN_ADMIN_PATHS = frozenset({"/health", "/metrics", "/ready"})
-_AT_ADMIN_PORT, _AT_API_PORT = ("/metrics", "/debug/"), ("/v1/", "/docs", "/openapi.json")  # beginnings of paths
+# Beginnings of paths.
+_AT_ADMIN_PORT, _AT_API_PORT = ("/metrics", "/debug/"), ("/v1/", "/docs", "/openapi.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +95,10 @@ def create_app(parts: AppParts) -> ASGIApp:
     embedding_parts = runners.embeddings, limits, runners.records
     embeddings = EmbeddingEndpoint(*embedding_parts, EmbeddingRequest, embedding_list)
     pooling = EmbeddingEndpoint(*embedding_parts, PoolingRequest, pooling_list)
-    render_chat = RenderEndpoint(runners.chat, CHAT_NEUTRAL, limits, several=False)
-    render_completions = RenderEndpoint(runners.completions, COMPLETIONS_NEUTRAL, limits, several=True)
+    render_chat = RenderEndpoint(runners.chat, RenderChatRequest, RENDER_CHAT_NEUTRAL, limits, several=False)
+    render_completions = RenderEndpoint(
+        runners.completions, RenderCompletionRequest, RENDER_COMPLETIONS_NEUTRAL, limits, several=True
+    )
     routes = [
         route("/v1/chat/completions", chat, operations.CHAT, "POST"),
         route("/v1/chat/completions/batch", batch, operations.CHAT_BATCH, "POST"),

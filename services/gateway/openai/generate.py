@@ -79,6 +79,7 @@ class GenerateRequest(Nested):
     priority: Priority | None = None
     request_id: Label | None = None
     session_id: Label | None = None
+    token_offsets: SkipValidation[list[Any]] | None = None  # what the render endpoints say of a text: asks for nothing
 
 
 class GenerateEndpoint:

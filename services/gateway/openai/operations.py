@@ -30,6 +30,12 @@ from services.gateway.openai.answers import (
 )
 from services.gateway.openai.generate import GENERATE_NEUTRAL, GenerateRequest
 from services.gateway.openai.neutral import CHAT_NEUTRAL, COMPLETIONS_NEUTRAL, EMBEDDINGS_NEUTRAL, RESPONSES_NEUTRAL
+from services.gateway.openai.render import (
+    RENDER_CHAT_NEUTRAL,
+    RENDER_COMPLETIONS_NEUTRAL,
+    RenderChatRequest,
+    RenderCompletionRequest,
+)
 from services.gateway.openai.responses.answers import DeletedResponse, InputItemList, Response, ResponseEvent
 from services.gateway.openai.responses.pages import DEFAULT_ITEMS, MOST_ITEMS
 from services.gateway.openai.responses.request import LOGPROBS, ResponsesRequest
@@ -119,13 +125,13 @@ INPUT_ITEMS = Operation(
 )
 RENDER_CHAT = Operation(
     summary="A chat as token ids and sampling parameters, without an answer",
-    bodies={ChatRequest: CHAT_NEUTRAL},
+    bodies={RenderChatRequest: RENDER_CHAT_NEUTRAL},
     answer=Rendered,
     errors=TOKENIZING,
 )
 RENDER_COMPLETIONS = Operation(
     summary="Prompts as token ids and sampling parameters, without an answer",
-    bodies={CompletionRequest: COMPLETIONS_NEUTRAL},
+    bodies={RenderCompletionRequest: RENDER_COMPLETIONS_NEUTRAL},
     answer=RenderedList,
     errors=TOKENIZING,
 )

@@ -77,6 +77,17 @@ class Tokenizer:
             return encode_with(self.backend, text, add_special_tokens=add_special_tokens)
         return self._fast.encode(text, add_special_tokens=add_special_tokens)
 
+    def encode_with_offsets(self, text: str, *, add_special_tokens: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Returns token ids, int32[n], and where each token is in `text`: its [start, end) in characters, int32[n, 2].
+
+        Characters are code points, as in Python's strings. Several tokens of one character have the same place, and a
+        special token that was added has (0, 0). Takes longer than `encode`; releases the interpreter lock meanwhile.
+        """
+        # `encode` does not release it, and `fastokens` knows no offsets.
+        (encoding,) = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        ends = (end for place in encoding.offsets for end in place)  # sooner an array than pairs are
+        return np.array(encoding.ids, np.int32), np.fromiter(ends, np.int32).reshape(-1, 2)
+
     def encode_truncated(
         self, text: str, most: int, *, from_left: bool, add_special_tokens: bool
     ) -> tuple[np.ndarray, int]:

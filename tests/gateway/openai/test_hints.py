@@ -43,6 +43,7 @@ VALUES: dict[str, Any] = {
     "prompt_cache_retention": "24h",
     "reasoning": {"effort": "utmost", "summary": "concise", "generate_summary": "concise"},
     "reasoning_effort": "utmost",
+    "return_token_offsets": True,
     "service_tier": "flex",
     "speed": "fast",
     "store": True,

@@ -103,6 +103,25 @@ async def ids(path: Path, text: str, *, special: bool = True) -> list[int]:
     return found
 
 
+def places(path: Path, text: str, *, special: bool) -> tuple[list[int], list[tuple[int, int]]]:
+    found, offsets = load_tokenizer(open_model(path)).encode_with_offsets(text, add_special_tokens=special)
+    return found.tolist(), [(start, end) for start, end in offsets.tolist()]
+
+
+async def test_tokens_are_where_transformers_says_in_a_text(tmp_path: Path, checkpoint: Path) -> None:
+    """Also of a vocabulary that puts a space before each text, and has bytes for characters that it lacks."""
+    others = [*TEXT[:4], "the world", "a  b", "\U0001f600 snow ☃"]
+    for described, special, texts in (
+        (byte_level_entries("llama-bpe"), False, TEXTS),  # over such a file `transformers` adds no BOS
+        (sentencepiece_entries(), True, others),
+    ):
+        path = write_gguf(tmp_path / "model.gguf", checkpoint, tokenizer=described)
+        theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name)
+        for text in texts:
+            found = theirs(text, return_offsets_mapping=True, add_special_tokens=special)
+            assert places(path, text, special=special) == (found["input_ids"], found["offset_mapping"]), text
+
+
 @pytest.mark.parametrize("pre", BYTE_LEVEL)
 async def test_byte_level_texts_have_the_ids_of_transformers(pre: str, tmp_path: Path, checkpoint: Path) -> None:
     """But smollm's digits: see below."""

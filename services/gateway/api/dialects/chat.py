@@ -34,13 +34,20 @@ class ChatDialect:
         if limits.kept is None:
             check_text_length(self._tokenizer, text, max_tokens, request.prompt_param)
         special = bool(request.add_special_tokens)
-        encode = partial(tokens_of_text, self._tokenizer, text, limits, add_special_tokens=special)
-        token_ids, num_cut = await asyncio.to_thread(encode) if len(text) > LONG_TEXT_CHARS else encode()
-        has_end = not (num_cut and limits.from_right)
+        encode = partial(
+            tokens_of_text,
+            self._tokenizer,
+            text,
+            limits,
+            add_special_tokens=special,
+            with_offsets=request.wants_token_offsets,
+        )
+        made = await asyncio.to_thread(encode) if len(text) > LONG_TEXT_CHARS else encode()
+        has_end = not (made.num_cut and limits.from_right)
         goes_on = has_end and (request.continue_final_message or request.add_generation_prompt is not False)
         begun = self._answers.begun(text) if goes_on else ""
         reading = await self._side.run_if(len(begun) > _SHORT_MESSAGE, self._answers.reading, request, begun)
-        return [Prompt(token_ids, reading=reading, num_cut=num_cut)]
+        return [Prompt(made.token_ids, reading=reading, num_cut=made.num_cut, token_offsets=made.offsets)]
 
     def ignored_fields(self, request: ChatRequest) -> Iterator[str]:
         """See Dialect."""

@@ -13,6 +13,7 @@ from services.gateway.api.answers.choice import PromptShown
 from services.gateway.api.dialects.echo import echo_of_ids, echo_of_text
 from services.gateway.api.dialects.prompts import (
     Prompt,
+    TextTokens,
     as_token_ids,
     check_text_length,
     cut,
@@ -113,20 +114,22 @@ class CompletionDialect:
         return made
 
     def _make(self, prompt: str | list[Any], request: CompletionRequest, limits: TextLimits) -> Prompt:
-        num_cut = 0
         if isinstance(prompt, list):
-            token_ids = cut(as_token_ids(prompt, limits.param), limits.kept, from_right=limits.from_right)
+            made = TextTokens(cut(as_token_ids(prompt, limits.param), limits.kept, from_right=limits.from_right), 0)
         else:
             special = True if request.add_special_tokens is None else request.add_special_tokens
-            token_ids, num_cut = tokens_of_text(self._tokenizer, prompt, limits, add_special_tokens=special)
+            offsets = request.wants_token_offsets
+            made = tokens_of_text(self._tokenizer, prompt, limits, add_special_tokens=special, with_offsets=offsets)
+        token_ids = made.token_ids
         if not request.echo:
-            return Prompt(token_ids, num_cut=num_cut)
+            return Prompt(token_ids, num_cut=made.num_cut, token_offsets=made.offsets)
         with_tokens = request.logprobs is not None
-        if isinstance(prompt, str) and not num_cut:
-            return echo_of_text(self._tokenizer, prompt, token_ids, with_tokens=with_tokens)
-        skip_special = request.skip_special_tokens is True
-        echo = echo_of_ids(self._tokenizer, token_ids, skip_special=skip_special, with_tokens=with_tokens)
-        return replace(echo, num_cut=num_cut)
+        if isinstance(prompt, str) and not made.num_cut:
+            echo = echo_of_text(self._tokenizer, prompt, token_ids, with_tokens=with_tokens)
+        else:
+            skip_special = request.skip_special_tokens is True
+            echo = echo_of_ids(self._tokenizer, token_ids, skip_special=skip_special, with_tokens=with_tokens)
+        return replace(echo, num_cut=made.num_cut, token_offsets=made.offsets)
 
     def ignored_fields(self, request: CompletionRequest) -> Iterator[str]:
         """See Dialect."""

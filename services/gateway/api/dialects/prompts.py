@@ -21,7 +21,8 @@ class Prompt:
 
     token_ids: int32[n]. echo: the text that its answers begin with. echo_lengths: of each token in that text, in
     characters, where answers begin with the tokens too. reading: how the parts of its answers are told apart; None: all
-    of their text is content. num_cut: tokens that were made of its text, and are not in it.
+    of their text is content. num_cut: tokens that were made of its text, and are not in it. token_offsets: see
+    `TextTokens`; None also for token ids of the client's own.
     """
 
     token_ids: np.ndarray
@@ -29,18 +30,41 @@ class Prompt:
     echo_lengths: tuple[int, ...] = ()
     reading: Reading | None = None
     num_cut: int = 0
+    token_offsets: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextTokens:
+    """The tokens that are left of a text.
+
+    token_ids: int32[n]. num_cut: tokens that were made of the text, and are not among them. offsets: where each token
+    is in the whole text, [start, end) in characters, int32[n, 2]; (0, 0) for a special token that was added. None: they
+    were not asked for.
+    """
+
+    token_ids: np.ndarray
+    num_cut: int
+    offsets: np.ndarray | None = None
 
 
 def tokens_of_text(
-    tokenizer: Tokenizer, text: str, limits: TextLimits, *, add_special_tokens: bool
-) -> tuple[np.ndarray, int]:
-    """Returns the token ids of a text, int32[n], cut as they are to be, and how many more were made of it.
+    tokenizer: Tokenizer, text: str, limits: TextLimits, *, add_special_tokens: bool, with_offsets: bool = False
+) -> TextTokens:
+    """Returns the tokens of a text, cut as they are to be.
 
     Takes as long as what is kept of the text. Raises ApiError, as `TextLimits.part_of` does.
     """
-    whole = tokenizer.encode(limits.part_of(tokenizer, text), add_special_tokens=add_special_tokens)
+    part = limits.part_of(tokenizer, text)
+    offsets = None
+    if with_offsets:
+        whole, offsets = tokenizer.encode_with_offsets(part, add_special_tokens=add_special_tokens)
+        if limits.kept is not None and not limits.from_right:  # the part is the end of the text
+            offsets[offsets[:, 1] > 0] += len(text) - len(part)
+        offsets = cut(offsets, limits.kept, from_right=limits.from_right)
+    else:
+        whole = tokenizer.encode(part, add_special_tokens=add_special_tokens)
     kept = cut(whole, limits.kept, from_right=limits.from_right)
-    return kept, len(whole) - len(kept)
+    return TextTokens(kept, len(whole) - len(kept), offsets)
 
 
 def note_prompts(prompts: Sequence[Prompt], record: RequestRecord) -> int:
@@ -57,7 +81,7 @@ def check_text_length(tokenizer: Tokenizer, text: str, max_tokens: int, param: s
 
 
 def cut(token_ids: np.ndarray, kept: int | None, *, from_right: bool) -> np.ndarray:
-    """Returns the last `kept` of int32[n] tokens, or the first ones; None: all of them."""
+    """Returns the last `kept` of int32[n] tokens, or of int32[n, 2] offsets, or the first ones; None: all of them."""
     if kept is None or len(token_ids) <= kept:
         return token_ids
     return token_ids[:kept] if from_right else token_ids[-kept:]

@@ -63,6 +63,7 @@ HINTS: Mapping[str, str] = {
     "reasoning.generate_summary": "the reasoning itself is shown",
     "reasoning.summary": "the reasoning itself is shown",
     "reasoning_effort": _EFFORT,
+    "return_token_offsets": "where tokens are in a prompt changes no answer; the endpoints that render say it",
     "service_tier": _PRICE,
     "speed": _PRICE,
     "store": "an answer is not kept where nothing can fetch it",

@@ -212,6 +212,11 @@ class CommonRequest(Open, ABC):
         options = self.stream_options
         return self.include_usage and options is not None and bool(options.continuous_usage_stats)
 
+    @property
+    def wants_token_offsets(self) -> bool:
+        """True: prompts say where in their texts their tokens are."""
+        return False
+
     def kept_tokens(self, max_tokens: int) -> int | None:
         """The number of tokens that a prompt is cut to, in a context of `max_tokens`; None: prompts are not cut."""
         if self.truncate_prompt_tokens == -1:

@@ -70,10 +70,10 @@ class ResponsesEndpoint:
         """Sends the token ids and the sampling parameters, and has nothing generated. Raises ApiError, ClientGone."""
         asked = await self._asking.read(exchange)
         with in_words_of_responses(asked.tools):
-            (capsule,) = await self._runner.capsules(asked.chat, exchange.record, exchange.caller)
+            (made,) = await self._runner.rendered(asked.chat, exchange.record, exchange.caller)
         streamed = {name: getattr(asked.request, name) for name in ("stream", "stream_options")}
         request, request_id = asked.chat.model_copy(update=streamed), f"resp_{exchange.record.request_id}"
-        answer = rendered(request, capsule, request_id, self._runner.model.name)
+        answer = rendered(request, *made, request_id, self._runner.model.name)
         await exchange.respond(200, await self._side.run(orjson.dumps, answer, None, orjson.OPT_SERIALIZE_NUMPY))
 
     async def _turn(self, asked: Asked, tenant: str) -> Turn:
