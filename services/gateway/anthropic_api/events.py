@@ -4,23 +4,14 @@ from typing import Any
 
 import orjson
 
-from services.gateway.anthropic_api.answer import (
-    SIGNATURE,
-    Act,
-    AnswerBlock,
-    BlockSteps,
-    Head,
-    Kind,
-    Step,
-    ending,
-    usage_json,
-)
+from services.gateway.anthropic_api.answer import SIGNATURE, Head, ending, usage_json
+from services.gateway.api.answers.answer_blocks import Act, AnswerBlock, BlockSteps, Kind, Step
 from services.gateway.api.answers.choice import Update, Usage
 
 _DELTAS = {
     Kind.THINKING: ("thinking_delta", "thinking"),
     Kind.TEXT: ("text_delta", "text"),
-    Kind.TOOL_USE: ("input_json_delta", "partial_json"),
+    Kind.CALL: ("input_json_delta", "partial_json"),
 }
 _DELTA_END = b"}}\n\n"
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
@@ -89,7 +80,7 @@ def _empty(block: AnswerBlock) -> dict[str, Any]:
             return {"type": "thinking", "thinking": "", "signature": ""}
         case Kind.TEXT:
             return {"type": "text", "text": ""}
-        case Kind.TOOL_USE:
+        case Kind.CALL:
             return {"type": "tool_use", "id": block.id, "name": block.name, "input": {}}
 
 
