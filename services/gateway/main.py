@@ -20,6 +20,7 @@ from services.gateway.api.records.tracing import Tracing, TracingError, tracing_
 from services.gateway.api.request_runner import Runners, make_runners
 from services.gateway.api.requests.request_defaults import RequestDefaults
 from services.gateway.api.served_model import ModelNames
+from services.gateway.cohere_api.routes import cohere_routes
 from services.gateway.dispatch.discovery import follow_registry
 from services.gateway.dispatch.dispatcher import Dispatcher, WorkerAccess
 from services.gateway.dispatch.router import Policy
@@ -195,7 +196,7 @@ def _parts(
         limits=limits,
         allowed_origins=config.serving.allowed_origins,
         response_store=_response_store(redis, config.serving.response_lifetime_s),
-        other_apis=messages_routes(runners, limits),
+        other_apis=[*messages_routes(runners, limits), *cohere_routes(runners, limits)],
         tokenizer_info=_tokenizer_info(config),
         root_path=config.serving.root_path or "",
     )

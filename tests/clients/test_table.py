@@ -37,6 +37,7 @@ def test_the_table_of_clients_names_the_versions_that_run():
     assert named == {
         "openai": own["openai"],
         "anthropic": own["anthropic"],
+        "cohere": own["cohere"],
         **{names.get(package, package): version for package, version in node.items()},
         **{package: programs[package] for package in LIBRARIES.values()},
     }
@@ -51,6 +52,7 @@ def test_the_readme_names_the_same():
         *(f"{name} {node[package]}" for name, package in PROGRAMS.items()),
         f"OpenAI's for Python {own['openai']} and Node {node['openai']}",
         f"Anthropic's for Python {own['anthropic']} and Node {node['@anthropic-ai/sdk']}",
+        f"Cohere's for Python {own['cohere']}",
         f"the AI SDK {node['ai']}",
         *(f"{name} {programs[package]}" for name, package in LIBRARIES.items()),
     ]

@@ -90,6 +90,7 @@ _KNOWN: dict[str, list[Any]] = {
         [{"role": "assistant", "function_call": {"name": "f", "arguments": [1]}}, {"role": "function", "name": "f"}],
         [{}],
     ],
+    "texts": [["Hi"], ["a", "b c"], [], [5], "Hi"],
     "input": ["Hi", [5, 6], ["a", [5]], [{"role": "user", "content": "Hi"}], [{"type": "function_call"}], [{}], 5],
     "tools": [
         [{"type": "function", "function": {"name": "f", "parameters": schema}} for schema in _SCHEMAS[:1]],
@@ -168,7 +169,7 @@ class HttpRequest:
 _SCALARS = st.sampled_from(_EDGES) | st.sampled_from(_TEXTS) | st.floats(allow_nan=False, allow_infinity=False)
 _LISTS = st.lists(_SCALARS, max_size=3) | st.dictionaries(st.sampled_from(_TEXTS), _SCALARS, max_size=3)
 _VALUES = _SCALARS | _SCALARS | _LISTS | st.lists(_LISTS, max_size=2)
-_PROMPTS: tuple[str, ...] = ("prompt", "messages", "tokens", "input", "token_ids")
+_PROMPTS: tuple[str, ...] = ("prompt", "messages", "tokens", "input", "texts", "token_ids")
 _NEEDED: dict[str, dict[str, Any]] = {
     "/v1/messages": {"max_tokens": 5},
     "/v1/chat/completions/batch": {"messages": [[{"role": "user", "content": "Hi"}]] * 2},

@@ -71,9 +71,12 @@ class Target:
         assert response.status < 500, (response.status, answer)
         assert b'data: {"error"' not in answer, answer
         if response.status != 200:
-            error = json.loads(answer)["error"]
-            of_messages = request.path.startswith("/v1/messages")
-            if of_messages:
+            body = json.loads(answer)
+            of_cohere = request.path.startswith("/v2/")
+            error = body if of_cohere else body["error"]
+            if of_cohere:
+                assert error.keys() == {"id", "message"}, error
+            elif request.path.startswith("/v1/messages"):
                 assert error.keys() - {"details"} == {"message", "type"}, error  # details: of a `thread`
             else:
                 assert error.keys() == {"message", "type", "param", "code"}, error

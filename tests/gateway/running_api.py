@@ -22,6 +22,7 @@ from services.gateway.api.dialects.chat_answers import ChatModel
 from services.gateway.api.request_runner import make_runners
 from services.gateway.api.requests.request_defaults import RequestDefaults
 from services.gateway.api.served_model import ModelNames
+from services.gateway.cohere_api.routes import cohere_routes
 from services.gateway.grpc_api.server import GrpcServer
 from services.gateway.grpc_api.servicer import InferenceServicer
 from services.gateway.http.http_protocol import Shutdown, plain_http_answer
@@ -117,7 +118,7 @@ async def running_api(
         describe_ledger=lambda: {"rows": []},
         limits=limits,
         allowed_origins=allowed_origins,
-        other_apis=messages_routes(runners, limits),
+        other_apis=[*messages_routes(runners, limits), *cohere_routes(runners, limits)],
         response_store=response_store,
         tokenizer_info=tokenizer_info,
         keys=keys,

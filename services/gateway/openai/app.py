@@ -52,7 +52,7 @@ _DOCS_PATHS = ("/openapi.json", "/docs", f"/docs/{STYLE}", f"/docs/{SCRIPT}")
 OPEN_PATHS = frozenset({"/", "/health", "/ping", "/ready", *_DOCS_PATHS})
 OPEN_ADMIN_PATHS = frozenset({"/health", "/metrics", "/ready"})
 # Beginnings of paths.
-_AT_ADMIN_PORT, _AT_API_PORT = ("/metrics", "/debug/"), ("/v1/", "/docs", "/openapi.json")
+_AT_ADMIN_PORT, _AT_API_PORT = ("/metrics", "/debug/"), ("/v1/", "/v2/", "/docs", "/openapi.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,6 +53,8 @@ COUNTED: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"model": MODEL, "input": "Hi"},
     "/pooling": {"model": MODEL, "input": "Hi"},
     "/v1/messages": MESSAGE,
+    "/v2/chat": CHAT,
+    "/v2/embed": {"model": MODEL, "texts": ["Hi"]},
     "/v1/messages/count_tokens": CHAT,
     "/v1/messages/render": MESSAGE,
     "/v1/responses/render": {"model": MODEL, "input": "Hi"},
@@ -243,7 +245,7 @@ async def test_a_client_that_leaves_makes_room(limited: tuple[Api, Limited]):
 @pytest.mark.parametrize("path", COUNTED)
 async def test_whatever_costs_the_gateway_work_counts(limited: tuple[Api, Limited], path: str):
     api, keys = limited
-    if path in ("/v1/embeddings", "/pooling"):
+    if path in ("/v1/embeddings", "/pooling", "/v2/embed"):
         vector = np.ones(4, np.float32)
         api.generator.script = Script([Delta([], None, FinishReason.LENGTH, 0, embedding=vector)])
     names = ("x-ratelimit-{what}-{unit}", "anthropic-ratelimit-{unit}-{what}")

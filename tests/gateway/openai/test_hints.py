@@ -15,6 +15,9 @@ from services.gateway.api.dialects.completions import CompletionRequest
 from services.gateway.api.records.request_record import IGNORED_FIELDS
 from services.gateway.api.requests.chat import ChatRequest
 from services.gateway.api.requests.hints import HINTS, Hinting, reason_of
+from services.gateway.cohere_api.chat_request import CHAT_NEUTRAL as COHERE_NEUTRAL
+from services.gateway.cohere_api.chat_request import CohereChatRequest
+from services.gateway.cohere_api.embed_request import EmbedRequest
 from services.gateway.openai.neutral import CHAT_NEUTRAL, COMPLETIONS_NEUTRAL, RESPONSES_NEUTRAL
 from services.gateway.openai.responses.request import ResponsesRequest
 from tests.gateway.running_api import MODEL, Api, running_api
@@ -34,6 +37,7 @@ VALUES: dict[str, Any] = {
     "include": ["reasoning.encrypted_content"],
     "inference_geo": "us",
     "mcp_servers": [{"type": "url", "url": "https://x", "name": "s"}],
+    "input_type": "search_query",
     "input": [{"role": "user", "content": "Hi"}, {"type": "web_search_call", "id": "ws_1"}],
     "media_io_kwargs": {"video": {"num_frames": 40}},
     "mm_processor_kwargs": {"num_crops": 4},
@@ -62,9 +66,10 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "Hi", "seed": 1},
     "/v1/responses": {"input": "Hi", "seed": 1},
     "/v1/messages": {**MESSAGES, "max_tokens": 2048, "temperature": 0},
+    "/v2/chat": {**MESSAGES, "seed": 1},
 }
 # A response is kept. Tools of a vendor's in messages have tests of their own.
-ELSEWHERE = {("/v1/responses", "store"), ("/v1/messages", "tools")}
+ELSEWHERE = {("/v1/responses", "store"), ("/v1/messages", "tools"), ("/v2/chat", "tools")}
 CASES = [(path, name) for path in BODIES for name in VALUES if (path, name) not in ELSEWHERE]
 
 
@@ -105,7 +110,7 @@ async def test_a_hint_is_named_and_changes_nothing(api: Api, path: str, name: st
 async def test_a_strict_server_refuses_a_hint_by_its_name(strict: Api, path: str, name: str):
     answer = await strict.http.post(path, json={"model": MODEL, **BODIES[path], name: VALUES[name]})
     assert answer.status_code == 400
-    message = answer.json()["error"]["message"]
+    message = answer.json().get("error", answer.json())["message"]
     assert name in message
     assert name not in _FIELDS[path] or "is not acted on" in message
     assert strict.generator.requests == []
@@ -116,6 +121,8 @@ _FIELDS: dict[str, set[str]] = {
     "/v1/completions": {*CompletionRequest.model_fields, *COMPLETIONS_NEUTRAL},
     "/v1/responses": {*ResponsesRequest.model_fields, *RESPONSES_NEUTRAL},
     "/v1/messages": {*MessagesRequest.model_fields, *MESSAGES_NEUTRAL},
+    "/v2/chat": {*CohereChatRequest.model_fields, *COHERE_NEUTRAL},
+    "/v2/embed": {*EmbedRequest.model_fields},
 }
 
 

@@ -221,6 +221,25 @@ async def test_messages_and_their_events_have_the_fields_that_it_says(tools_api:
     assert valid(document, "MessagesError", refused.json())
 
 
+async def test_cohere_s_answers_and_events_have_the_fields_that_it_says(tools_api: Api, document: dict[str, Any]):
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100, "tools": [TOOL]}
+    whole = (await tools_api.http.post("/v2/chat", json=asked)).json()
+    assert [item["type"] for item in whole["message"]["content"]] == ["thinking", "text"]
+    assert whole["message"]["tool_calls"]
+    assert valid(document, "CohereChatAnswer", whole)
+    streamed = data_of(await tools_api.http.post("/v2/chat", json={**asked, "stream": True}))
+    assert [event for event in streamed if not valid(document, "ChatEvent", event)] == []
+    refused = await tools_api.http.post("/v2/chat", json={**asked, "max_tokens": 0})
+    assert refused.status_code == 400
+    assert valid(document, "CohereError", refused.json())
+    chats, tools_api.generator.script = tools_api.generator.script, embedding_deltas([1.0, -1.0] * 4)
+    types = {"texts": ["a"], "embedding_types": ["float", "base64", "binary", "ubinary"]}
+    vectors = (await tools_api.http.post("/v2/embed", json=types)).json()
+    tools_api.generator.script = chats
+    assert len(vectors["embeddings"]) == 4
+    assert valid(document, "EmbedAnswer", vectors)
+
+
 async def test_strings_and_lists_are_both_in_it_where_a_field_takes_both(document: dict[str, Any]):
     turn = [{"role": "user", "content": "Hi"}]
     bodies: list[tuple[str, dict[str, Any]]] = [
@@ -294,7 +313,7 @@ async def test_every_operation_has_a_group_and_a_body_an_example_that_is_answere
             assert all("example" in each for each in operation["parameters"] if each["in"] == "path"), path
             if "requestBody" in operation:
                 example = operation["requestBody"]["content"]["application/json"]["example"]
-                embeds = path in ("/v1/embeddings", "/pooling")
+                embeds = path in ("/v1/embeddings", "/pooling", "/v2/embed")
                 api.generator.script = vectors if embeds else Script(delta_per_token(api.tokens("Hi")))
                 assert (await api.http.post(path, json=example)).status_code == 200, path
     assert used == groups

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 _GUIDED = "'{name}' is not supported by this server: use 'structured_outputs'."
 
 REASONS: Mapping[str, str] = {
+    "images": "'images' is not supported by this server: models read text.",
     "suffix": "'suffix' is not supported by this server: text is generated after a prompt, not into it.",
     "use_beam_search": "'use_beam_search' is not supported by this server: answers are sampled, without beam search.",
     "length_penalty": "'length_penalty' is not supported by this server: it belongs to beam search.",
