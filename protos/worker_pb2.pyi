@@ -110,14 +110,16 @@ class Abort(_message.Message):
     def __init__(self, handle: _Optional[int] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "frame", "blocks")
+    __slots__ = ("hello", "frame", "blocks", "news")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NEWS_FIELD_NUMBER: _ClassVar[int]
     hello: WorkerHello
     frame: Frame
     blocks: BlockEvents
-    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., blocks: _Optional[_Union[BlockEvents, _Mapping]] = ...) -> None: ...
+    news: WorkerNews
+    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., blocks: _Optional[_Union[BlockEvents, _Mapping]] = ..., news: _Optional[_Union[WorkerNews, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
     __slots__ = ("protocol_major", "protocol_minor", "incarnation", "role", "fingerprint", "kv_protocol", "transports", "block_size", "num_blocks", "max_model_len", "max_num_seqs", "vocab_size", "model", "kernels", "guides", "time_us", "embedding_size", "knows")
@@ -158,6 +160,14 @@ class WorkerHello(_message.Message):
     embedding_size: int
     knows: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, protocol_major: _Optional[int] = ..., protocol_minor: _Optional[int] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., fingerprint: _Optional[str] = ..., kv_protocol: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., vocab_size: _Optional[int] = ..., model: _Optional[str] = ..., kernels: _Optional[str] = ..., guides: _Optional[bool] = ..., time_us: _Optional[int] = ..., embedding_size: _Optional[int] = ..., knows: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class WorkerNews(_message.Message):
+    __slots__ = ("knows", "embedding_size")
+    KNOWS_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_SIZE_FIELD_NUMBER: _ClassVar[int]
+    knows: _containers.RepeatedScalarFieldContainer[str]
+    embedding_size: int
+    def __init__(self, knows: _Optional[_Iterable[str]] = ..., embedding_size: _Optional[int] = ...) -> None: ...
 
 class Frame(_message.Message):
     __slots__ = ("handles", "positions", "counts", "tokens", "finish", "cached", "logprobs", "failures", "load", "timings", "embeddings")

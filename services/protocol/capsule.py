@@ -5,13 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.config import Pooling
+from services.protocol.capabilities import needs_of
 from services.protocol.sampling import SamplingParams
-
-# What workers of older versions do not act on, by the names that hellos and `Capsule.needs` have for it.
-CACHE_SALT = "cache_salt"
-ALLOWED_TOKEN_IDS = "allowed_token_ids"
-LOGPROB_TOKEN_IDS = "logprob_token_ids"
-MANY_LOGPROBS = "many_logprobs"  # more than FEW_ALTERNATIVES of a token; older workers refuse them
 
 TENANT_SALT = 64  # characters of a salt, with which gateways that know tenants begin all salts of one
 
@@ -34,15 +29,8 @@ class Capsule:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Returns the names of the fields that a worker must know: without them it would do something else."""
-        sampling = self.sampling
-        asked = {
-            CACHE_SALT: self.cache_salt,
-            ALLOWED_TOKEN_IDS: sampling.allowed_token_ids,
-            LOGPROB_TOKEN_IDS: sampling.logprob_token_ids,
-            MANY_LOGPROBS: self.many_alternatives,
-        }
-        return frozenset(name for name, value in asked.items() if value)
+        """Returns the names of the capabilities that a worker must have: without one it would do something else."""
+        return needs_of(self)
 
     @property
     def many_alternatives(self) -> int:

@@ -5,6 +5,7 @@
                           ◀──          WorkerHello
     Submit, Abort ...     ──▶                              in the order of their handles, also several at once
                           ◀──          Frame, BlockEvents ...   no events for a gateway that reads the index in Redis
+                          ◀──          WorkerNews               whenever the worker can do more, or less
 
 Processes whose major versions differ refuse each other, with the reason in the error; minor versions may differ
 (versions.py).
@@ -49,12 +50,19 @@ class WorkerHello:
     vocab_size: int
     model: str = ""  # `model_digest`; empty: unknown
     kernels: str = ""  # the kernels' class of processors, "torch" or "cuda"; empty: unknown
-    guides: bool = False  # it has answers match grammars
     time_us: int = 0  # its clock when it said this: microseconds of UNIX time; 0: not told
     embedding_size: int = 0  # numbers of an embedding; 0: it makes none
-    knows: frozenset[str] = frozenset()  # further fields of capsules that it acts on, see `Capsule.needs`
+    knows: frozenset[str] = frozenset()  # names of its capabilities, see capabilities.py
     protocol_major: int = PROTOCOL_MAJOR
     protocol_minor: int = PROTOCOL_MINOR
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerNews:
+    """Says what a worker can do from now on, in the place of what its hello said. See WorkerHello."""
+
+    knows: frozenset[str]
+    embedding_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,4 +137,4 @@ class BlockEvents:
 
 
 GatewayMessage = GatewayHello | Command | Commands
-WorkerMessage = WorkerHello | Frame | BlockEvents
+WorkerMessage = WorkerHello | Frame | BlockEvents | WorkerNews

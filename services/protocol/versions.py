@@ -3,7 +3,7 @@
 A process says its version in its hello. Another major version is refused in words. Most of what a minor version brings
 needs no look at the version, because the older side skips a field that it does not know and misses nothing. The rest
 is in `Since`: the older side would take it for an error or for something else, so a sender looks at the version first.
-What a worker must act on for an answer to be right is not a matter of versions: see `Capsule.needs`.
+What a worker must act on for an answer to be right is not a matter of versions: see capabilities.py.
 """
 
 from dataclasses import replace
@@ -18,6 +18,7 @@ class Since(IntEnum):
 
     COMMANDS = 1  # to workers: several commands in one message
     DRAINING = 2  # to gateways: FailureCode.DRAINING
+    NEWS = 3  # to gateways: WorkerNews
 
 
 PROTOCOL_MAJOR = 1

@@ -1,4 +1,4 @@
-"""The gateways' streams: commands in, frames and block events out.
+"""The gateways' streams: commands in, frames, block events and news out.
 
 A gateway has one stream; a newer one ends the older. When it ends, for whatever reason, its requests end.
 """
@@ -29,9 +29,10 @@ from services.protocol.messages import (
     TakeFrom,
     WorkerHello,
     WorkerMessage,
+    WorkerNews,
 )
 from services.protocol.outcomes import FailureCode
-from services.protocol.versions import PROTOCOL_MAJOR, frame_for
+from services.protocol.versions import PROTOCOL_MAJOR, Since, frame_for
 from services.protocol.wire import WireError, pack_worker_message, parse_gateway_message
 from services.worker.block_changes import BlockChanges
 from services.worker.block_log import BlockLog
@@ -84,6 +85,13 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
         for gateway, frame in frames.items():
             if (session := self._sessions.get(gateway)) is not None:
                 session.outbox.put(frame_for(session.minor, frame))
+
+    def tell(self, news: WorkerNews) -> None:
+        """Tells news to the gateways that understand them, and to those whose streams begin later by the hello."""
+        self._hello = replace(self._hello, knows=news.knows, embedding_size=news.embedding_size)
+        for session in list(self._sessions.values()):
+            if session.minor >= Since.NEWS:
+                session.outbox.put(news)
 
     def close(self) -> None:
         """Ends all streams, each after the messages that wait for it."""

@@ -38,9 +38,9 @@ from services.engine.self_check import SelfCheckError
 from services.prefix_index.registry import WorkerRecord
 from services.process.gc_watch import GcWatch
 from services.process.supervised import supervised
-from services.protocol.capsule import ALLOWED_TOKEN_IDS, CACHE_SALT, LOGPROB_TOKEN_IDS, MANY_LOGPROBS
+from services.protocol.capabilities import EMBEDDINGS, GRAMMAR, OF_EVERY_WORKER
 from services.protocol.grpc_options import SERVER_OPTIONS, host_port
-from services.protocol.messages import WorkerHello
+from services.protocol.messages import WorkerHello, WorkerNews
 from services.tls.admission import RoleInterceptor
 from services.tls.files import CertificateFiles
 from services.tls.grpc_ends import Channels, open_port
@@ -58,8 +58,6 @@ from services.worker.transfer_thread import TransferThread
 
 MakeTransports = Callable[[BlockSource, Dial], Sequence[Transport]]  # over this memory; best first
 
-# As gateways are told.
-_KNOWN_FIELDS = frozenset({CACHE_SALT, ALLOWED_TOKEN_IDS, LOGPROB_TOKEN_IDS, MANY_LOGPROBS})
 _STOP_GRACE_S = 0.5
 _LONGEST_STEP_S = 60.0  # that is waited for at the end
 _LONGEST_COMPILATION_S = 1.0  # of a grammar, likewise
@@ -226,6 +224,8 @@ class Worker:
 
     def _hello(self, transports: tuple[str, ...]) -> WorkerHello:
         parts = self._parts
+        embedding_size = parts.runner.embedding_size if parts.role is WorkerRole.PREFILL else 0
+        depend_on_parts = {GRAMMAR: parts.guidance is not None, EMBEDDINGS: embedding_size > 0}
         return WorkerHello(
             worker_id=self._worker_id,
             role=parts.role,
@@ -239,10 +239,16 @@ class Worker:
             vocab_size=parts.runner.vocab_size,
             model=parts.model,
             kernels=parts.kernels,
-            guides=parts.guidance is not None,
-            embedding_size=parts.runner.embedding_size if parts.role is WorkerRole.PREFILL else 0,
-            knows=_KNOWN_FIELDS,
+            embedding_size=embedding_size,
+            knows=OF_EVERY_WORKER.union(name for name, has in depend_on_parts.items() if has),
         )
+
+    def tell_gateways(self, news: WorkerNews) -> None:
+        """Tells gateways what the worker can do from now on: those of today at once, later and older ones by its hello.
+
+        Called on the event loop, when the engine can do it.
+        """
+        self._gateways.tell(news)
 
     def _on_outputs(self, outputs: CoreOutputs, has_leases: bool) -> None:
         """Called on the engine thread, after a round or in the next one's step."""

@@ -33,6 +33,7 @@ class ScriptedGenerator:
     script: Script
     max_model_len: int | None = 256
     embedding_size: int = 4  # 0: no worker embeds
+    why_no_embeddings: GenerationError = field(default_factory=lambda: Unavailable("no worker is connected"))
     is_ready: bool = True
     error: GenerationError | None = None
     answer: Callable[[GenerationRequest], Script] | None = None
@@ -51,7 +52,7 @@ class ScriptedGenerator:
 
     async def until_embedding_size_known(self) -> int:
         if not self.embedding_size:
-            raise Unavailable("no worker is connected")
+            raise self.why_no_embeddings
         return self.embedding_size
 
     @asynccontextmanager

@@ -22,6 +22,7 @@ from services.protocol import wire
 from services.protocol.frames import Frame
 from services.protocol.messages import Commands, GatewayHello, Submit, WorkerHello
 from services.protocol.outcomes import FinishReason
+from services.protocol.versions import Since
 from services.worker import kv_wire
 from tests.protocol.older import examples
 from tests.protocol.test_wire import a_frame, assert_same
@@ -29,6 +30,7 @@ from tests.protocol.test_wire import a_frame, assert_same
 VECTORS: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "older/vectors.json").read_text())
 MINOR = 1  # of the older version
 FILES = (sampling_pb2, worker_pb2, kv_pb2)
+SINCE_THEN = {"WorkerMessage": {Since.NEWS.name.lower()}}  # what is sent after a look at the version
 KINDS = {"gateway": "GatewayMessage", "worker": "WorkerMessage"}
 
 
@@ -110,7 +112,7 @@ def test_an_older_worker_skips_new_fields_of_a_capsule():
 def test_an_older_gateway_skips_new_fields_of_hellos_and_frames():
     hello = examples.worker_messages()["worker hello"]
     assert isinstance(hello, WorkerHello)
-    newer = replace(as_older(hello), guides=True, embedding_size=64, knows=frozenset({"cache_salt"}))
+    newer = replace(as_older(hello), embedding_size=64, knows=frozenset({"cache_salt", "embeddings", "grammar"}))
     assert older("WorkerMessage", worker_bytes(newer)) == older("WorkerMessage", vector("worker", "worker hello"))
     frame: Frame = a_frame()
     assert frame.embeddings is not None
@@ -160,7 +162,8 @@ def test_no_field_of_the_older_version_has_another_number_or_type():
 )
 def test_there_is_no_message_that_an_older_neighbour_takes_for_an_empty_one(kind: str, message: type[Message]):
     """An older reader ends the stream for it. A new one needs an entry of `Since` and a look at the version."""
-    assert set(message.DESCRIPTOR.fields_by_name) == set(POOL.FindMessageTypeByName(f"baton.v1.{kind}").fields_by_name)
+    known = set(POOL.FindMessageTypeByName(f"baton.v1.{kind}").fields_by_name)
+    assert set(message.DESCRIPTOR.fields_by_name) == known | SINCE_THEN.get(kind, set())
 
 
 def test_there_is_no_finish_reason_that_an_older_gateway_refuses():

@@ -30,6 +30,7 @@ from services.protocol.messages import (
     TakeFrom,
     WorkerHello,
     WorkerMessage,
+    WorkerNews,
 )
 from services.protocol.outcomes import FailureCode, FinishReason
 from services.protocol.sampling import SamplingParams
@@ -40,8 +41,7 @@ TOP64 = 2**64 - 1
 HELLO = WorkerHello(
     model="c0ffee",
     kernels="avx2",
-    guides=True,
-    knows=frozenset({"cache_salt", "other"}),
+    knows=frozenset({"cache_salt", "embeddings", "grammar", "other"}),
     embedding_size=64,
     worker_id=WorkerId(TOP64),
     role=WorkerRole.DECODE,
@@ -175,6 +175,23 @@ def test_hellos_and_aborts_survive():
     assert through_gateway_wire(Commands((Abort(5), Abort(2)))) == Commands((Abort(5), Abort(2)))
     assert through_worker_wire(HELLO) == HELLO
     assert through_worker_wire(replace(HELLO, role=WorkerRole.PREFILL)).role is WorkerRole.PREFILL
+
+
+@pytest.mark.parametrize("known", [set(), {"grammar"}, {"embeddings"}, {"grammar", "embeddings"}])
+def test_a_hello_says_older_capabilities_in_the_fields_that_older_versions_read_and_write(known: set[str]):
+    hello = replace(HELLO, knows=frozenset({"cache_salt", *known}), embedding_size=9 * ("embeddings" in known))
+    packed = wire.pack_worker_message(hello)
+    assert (packed.hello.guides, packed.hello.embedding_size > 0) == ("grammar" in known, "embeddings" in known)
+    del packed.hello.knows[:]
+    assert through_worker_wire(hello) == hello
+    parsed = wire.parse_worker_message(packed)
+    assert isinstance(parsed, WorkerHello)
+    assert parsed.knows == known
+
+
+def test_news_survive():
+    for news in (WorkerNews(frozenset({"grammar", "other"}), 7), WorkerNews(frozenset())):
+        assert through_worker_wire(news) == news
 
 
 def test_messages_of_commands_put_together_are_one():

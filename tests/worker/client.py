@@ -12,7 +12,17 @@ import numpy as np
 from kvtransfer.ids import GatewayId
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Failure, Frame, Load, Row, Timing
-from services.protocol.messages import BlockEvents, GatewayHello, GatewayMessage, HandTo, Submit, TakeFrom, WorkerHello
+from services.protocol.messages import (
+    BlockEvents,
+    GatewayHello,
+    GatewayMessage,
+    HandTo,
+    Submit,
+    TakeFrom,
+    WorkerHello,
+    WorkerMessage,
+    WorkerNews,
+)
 from services.protocol.sampling import SamplingParams
 from services.protocol.versions import PROTOCOL_MINOR
 from services.protocol.wire import deserialize_worker_message, serialize_gateway_message
@@ -32,6 +42,7 @@ class Stream:
         self.timings: dict[int, Timing] = {}
         self.events: list[BlockEvents] = []
         self.load = Load()
+        self.told: list[WorkerNews] = []
         self._news = asyncio.Condition()
 
     async def send(self, message: GatewayMessage) -> None:
@@ -44,12 +55,14 @@ class Stream:
                 assert isinstance(raw, bytes)
                 await self._take(deserialize_worker_message(raw))
 
-    async def _take(self, message: WorkerHello | Frame | BlockEvents) -> None:
+    async def _take(self, message: WorkerMessage) -> None:
         match message:
             case WorkerHello():
                 self.hello = message
             case BlockEvents():
                 self.events.append(message)
+            case WorkerNews():
+                self.told.append(message)
             case Frame():
                 assert not self.timings.keys() & {timing.handle for timing in message.timings}, "told twice"
                 self.timings |= {timing.handle: timing for timing in message.timings}

@@ -19,6 +19,7 @@ from services.gateway.api.generation import (
     Generator,
     Overloaded,
     Unavailable,
+    Unsupported,
 )
 from services.gateway.api.records.request_record import RequestRecord
 from services.gateway.api.requests.large_json import takes_long
@@ -115,6 +116,8 @@ class EmbeddingRunner:
         except Unavailable as error:
             message = "No worker that makes embeddings is connected; prefill workers make them. Try again later."
             raise unavailable(message, error.retry_after_s) from error
+        except Unsupported as error:
+            raise from_generation_error(error, request.prompt_param) from error
         if (request.dimensions or 0) > size:
             message = f"Invalid 'dimensions': embeddings of this model have {size} numbers."
             raise invalid(message, "dimensions", "integer_above_max_value")

@@ -81,8 +81,8 @@ def from_generation_error(error: GenerationError, prompt_param: str) -> ApiError
         case Unsupported(restricted=True):
             names = "its form, 'allowed_token_ids', 'logit_bias', 'bad_words' and 'min_tokens'"
             return invalid(f"The answer cannot go on: {names} exclude each other.", None, "no_token_left")
-        case Unsupported():
-            message = "The workers of this server do not support what this request asks for."
+        case Unsupported(asked=asked):
+            message = f"The workers of this server do not support {asked or 'what this request asks for'}."
             headers = {"x-should-retry": "false"}  # the official clients try again at any status from 500 on
             return ApiError(501, message, code="unsupported_request", type=SERVER_ERROR, headers=headers)
         case Expired():

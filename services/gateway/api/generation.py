@@ -32,7 +32,7 @@ class GenerationError(Exception):
     │   ├── Overloaded    there is too much other work
     │   └── Stopping      the gateway ends
     ├── TooLarge      the request fits no worker
-    ├── Unsupported   workers refuse what the request asks for
+    ├── Unsupported   workers refuse what the request asks for, or none can do it
     ├── Expired       the request's deadline passed
     └── Failed        every attempt failed
     """
@@ -76,14 +76,16 @@ class TooLarge(GenerationError):
 
 
 class Unsupported(GenerationError):
-    """A worker refused what the request asks for, and so would any other.
+    """A worker refused what the request asks for, and so would any other; or no worker can do it.
 
-    restricted: the request says which tokens there may be, and may have left none.
+    restricted: the request says which tokens there may be, and may have left none. asked: what no worker can do, in a
+    client's words; empty: not known.
     """
 
-    def __init__(self, message: str, *, restricted: bool) -> None:
+    def __init__(self, message: str, *, restricted: bool = False, asked: str = "") -> None:
         super().__init__(message)
         self.restricted = restricted
+        self.asked = asked
 
 
 class Expired(GenerationError):
@@ -176,7 +178,10 @@ class Generator(Protocol):
         """Returns `max_model_len`, at once where it is known. Raises Unavailable where no worker comes in time."""
 
     async def until_embedding_size_known(self) -> int:
-        """Returns the numbers of an embedding. Raises Unavailable where no worker that embeds comes in time."""
+        """Returns the numbers of an embedding.
+
+        Raises Unavailable where no worker that embeds comes in time, and Unsupported where none is to come.
+        """
 
     def generate(self, request: GenerationRequest) -> AbstractAsyncContextManager[Generation]:
         """Starts a request; leaving the context ends it, wherever it is. Raises GenerationError when entered."""

@@ -44,5 +44,6 @@ def describe_worker(worker: LiveWorker) -> dict[str, object]:
         "transports": worker.hello.transports,
         "max_num_seqs": worker.hello.max_num_seqs,
         "kernels": worker.hello.kernels,
+        "knows": sorted(worker.hello.knows),
         "clock_lead_s": worker.link.clock_lead_s,
     }

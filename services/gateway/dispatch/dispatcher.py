@@ -16,7 +16,7 @@ import structlog
 
 from kvtransfer.ids import GatewayId, WorkerId
 from services.config import WorkerRole
-from services.gateway.api.generation import GenerationRequest, Overloaded, Refusal, Stopping, Unavailable
+from services.gateway.api.generation import GenerationRequest, Overloaded, Refusal, Stopping, Unavailable, Unsupported
 from services.gateway.dispatch.costs import CostModel
 from services.gateway.dispatch.descriptions import describe_entry, describe_worker
 from services.gateway.dispatch.fleet import Fleet, LiveWorker
@@ -27,8 +27,9 @@ from services.gateway.dispatch.placement import Placement, PlacementObserver
 from services.gateway.dispatch.reader import Reader, Relays
 from services.gateway.dispatch.router import NoPlan, Policy
 from services.prefix_index.base import PrefixIndex
+from services.protocol.capabilities import EMBEDDINGS, in_words
 from services.protocol.frames import Failure, Frame, Load
-from services.protocol.messages import BlockEvents, Command, GatewayHello, WorkerHello
+from services.protocol.messages import BlockEvents, Command, GatewayHello, WorkerHello, WorkerNews
 from services.protocol.sampling import MAX_ALTERNATIVES
 from services.tls.grpc_ends import Channels
 
@@ -181,9 +182,12 @@ class Dispatcher:
             reader.stop()
 
     async def _place_first(self, entries: Sequence[LedgerEntry]) -> None:
-        """Starts the first attempt. Raises Unavailable where no worker that could run it comes in time."""
+        """Starts the first attempt. Raises Unavailable where no worker that could run it comes in time, and Unsupported
+        where none is to come.
+        """
         until = self._loop.time() + self._access.no_worker_wait_s
         while await self._placement.place(entries) is NoPlan.NO_WORKER:
+            self._check_known(entries[0].request.capsules[0].needs)
             await self._next_worker(until)
 
     async def until_model_len_known(self) -> int:
@@ -197,11 +201,26 @@ class Dispatcher:
         """See Generator."""
         until = self._loop.time() + self._access.no_worker_wait_s
         while not (size := self._fleet.embedding_size()):
+            self._check_known(frozenset({EMBEDDINGS}))
             await self._next_worker(until)
         return size
 
+    def _check_known(self, needs: frozenset[str]) -> None:
+        """Raises Unsupported for what no worker has ever known, once all workers have said what they know.
+
+        While a worker is not connected, or none of the role that would do the work, the one to come may know it.
+        """
+        unknown = needs - self._fleet.ever_known
+        role = WorkerRole.PREFILL if EMBEDDINGS in needs else WorkerRole.DECODE
+        heard_all = all(link.connected or link.refused for link in self._links.values())
+        if unknown and heard_all and self._fleet.has(role):
+            raise Unsupported(f"no worker knows {', '.join(sorted(unknown))}", asked=in_words(unknown))
+
     async def _next_worker(self, until: float) -> None:
-        """Returns when a worker has connected. Raises Unavailable at `until`, or at once where no worker is known."""
+        """Returns when a worker has connected or has news.
+
+        Raises Unavailable at `until`, or at once where no worker is known.
+        """
         came = self._worker_came
         try:
             async with asyncio.timeout_at(until if self._links or not self._told else 0.0):
@@ -246,13 +265,13 @@ class Dispatcher:
         for entry in sorted(waiting, key=_priority):
             entry.wake()
 
-    def worker_sent(self, worker: WorkerId, message: Frame | BlockEvents) -> None:
+    def worker_sent(self, worker: WorkerId, message: Frame | BlockEvents | WorkerNews) -> None:
         """See LinkListener."""
         if (live := self._fleet.get(worker)) is None:
             return
         live.heard_at = self._loop.time()
-        if isinstance(message, BlockEvents):
-            self._fleet.index.apply(worker, message)
+        if not isinstance(message, Frame):
+            self._note_changes(live, message)
             return
         self._note_step(worker, message)
         if message.timings:
@@ -264,6 +283,14 @@ class Dispatcher:
             self._on_failure(worker, failure)
         if message.load is not None:
             self._note_load(worker, message.load)
+
+    def _note_changes(self, live: LiveWorker, message: BlockEvents | WorkerNews) -> None:
+        if isinstance(message, BlockEvents):
+            self._fleet.index.apply(live.id, message)
+            return
+        self._fleet.change(live, message)
+        log.info("a worker has news", address=live.link.address, knows=sorted(message.knows))
+        self._wake_waiting()
 
     def worker_down(self, link: WorkerLink, worker: WorkerId) -> None:
         """See LinkListener."""

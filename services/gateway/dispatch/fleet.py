@@ -1,7 +1,7 @@
 """The workers with a live stream: their ids, their load, and how many blocks of a prompt each caches."""
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvtransfer.ids import WorkerId
 from services.config import WorkerRole
@@ -14,7 +14,7 @@ from services.prefix_index.memory import depth_of
 from services.protocol.block_hash import BlockHash, block_hashes, root_hash
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Load
-from services.protocol.messages import WorkerHello
+from services.protocol.messages import WorkerHello, WorkerNews
 
 Namespace = tuple[str, int]  # fingerprint and block size
 
@@ -25,7 +25,7 @@ class LiveWorker:
 
     id: WorkerId
     link: WorkerLink
-    hello: WorkerHello
+    hello: WorkerHello  # as its news have changed it
     load: Load
     heard_at: float = 0.0  # on the loop's clock
 
@@ -54,6 +54,7 @@ class Fleet:
     def __init__(self, index: PrefixIndex) -> None:
         self.index = index
         self._workers: dict[WorkerId, LiveWorker] = {}
+        self.ever_known: set[str] = set()  # names of capabilities that any worker had so far; to be read by others
         self._lost_at = 0.0  # the last worker
 
     def __iter__(self) -> Iterator[LiveWorker]:
@@ -62,6 +63,12 @@ class Fleet:
     def add(self, worker: LiveWorker) -> None:
         """Adds a worker whose stream began."""
         self._workers[worker.id] = worker
+        self.ever_known |= worker.hello.knows
+
+    def change(self, worker: LiveWorker, news: WorkerNews) -> None:
+        """Has a worker's hello say what its news say."""
+        worker.hello = replace(worker.hello, knows=news.knows, embedding_size=news.embedding_size)
+        self.ever_known |= news.knows
 
     def remove(self, id: WorkerId, now: float) -> LiveWorker:
         """Removes a worker whose stream ended."""
@@ -150,8 +157,6 @@ class Fleet:
                 num_blocks=worker.hello.num_blocks,
                 max_model_len=worker.hello.max_model_len,
                 load=worker.load,
-                guides=worker.hello.guides,
-                embeds=worker.hello.embedding_size > 0,
                 knows=worker.hello.knows,
                 depth=depths.get(worker.id, 0),
                 queued_tokens=workload.queued_tokens.get(worker.id, 0),

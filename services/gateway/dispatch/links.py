@@ -19,7 +19,15 @@ from services.process.backoff import Backoff
 from services.protocol.clock import certain_lead_s
 from services.protocol.frames import Frame
 from services.protocol.grpc_options import CLIENT_OPTIONS
-from services.protocol.messages import BlockEvents, Command, Commands, GatewayHello, WorkerHello
+from services.protocol.messages import (
+    BlockEvents,
+    Command,
+    Commands,
+    GatewayHello,
+    WorkerHello,
+    WorkerMessage,
+    WorkerNews,
+)
 from services.protocol.versions import PROTOCOL_MAJOR, Since
 from services.protocol.wire import WireError, deserialize_worker_message, serialize_gateway_message
 from services.tls.grpc_ends import Channels, check_name
@@ -64,8 +72,8 @@ class LinkListener(Protocol):
     def worker_up(self, link: "WorkerLink", hello: WorkerHello) -> None:
         """A session began. Raises LinkRefused for a worker that does not fit."""
 
-    def worker_sent(self, worker: WorkerId, message: Frame | BlockEvents) -> None:
-        """A worker sent a frame or block events. The messages come in order, and none is missing."""
+    def worker_sent(self, worker: WorkerId, message: Frame | BlockEvents | WorkerNews) -> None:
+        """A worker sent a frame, block events or news. The messages come in order, and none is missing."""
 
     def worker_down(self, link: "WorkerLink", worker: WorkerId) -> None:
         """The session ended, or `worker_up` raised for it. Nothing is down where the worker is up on another link."""
@@ -239,7 +247,7 @@ class _Session:
             raise LinkLost(f"block events {events.sequence} came where {expected} was due")
         self._sequence = events.sequence
 
-    async def _read(self) -> WorkerHello | Frame | BlockEvents:
+    async def _read(self) -> WorkerMessage:
         try:
             raw = await self._call.read()
             if isinstance(raw, bytes):

@@ -127,12 +127,10 @@ class Placement:
         return Demand(
             num_tokens=entry.length,
             one_token=entry.length + 1 == entry.max_len,
-            embeds=entry.embeds,
             too_small=frozenset(retries.too_small),
             avoid=retries.still_avoided(now),
             avoid_pairs=self._ledger.pairs.avoided(now) | retries.failed_pairs,
             without_handoff=retries.without_handoff,
-            guided=bool(entry.request.capsules[0].sampling.grammar),
             needs=entry.request.capsules[0].needs,
             stays_with=None if session is None else self._sessions.worker_of(session),
             suspect=retries.suspect,

@@ -18,6 +18,7 @@ from enum import Enum, StrEnum
 from kvtransfer.ids import WorkerId
 from services.config import HandoffMode, WorkerRole
 from services.gateway.dispatch.retries import Pair
+from services.protocol.capabilities import EMBEDDINGS
 from services.protocol.frames import Load
 
 # The weight of one running sequence against prompt tokens still to be computed. A decode step handles one token of each
@@ -47,8 +48,6 @@ class Candidate:
     num_blocks: int
     max_model_len: int
     load: Load
-    guides: bool = False  # see WorkerHello
-    embeds: bool = False  # it makes embeddings
     knows: frozenset[str] = frozenset()  # see WorkerHello
     depth: int = 0  # leading blocks of this prompt in its cache
     queued_tokens: int = 0  # see Workload
@@ -74,12 +73,15 @@ class Demand:
     avoid: frozenset[WorkerId] = frozenset()  # workers that refused it just now
     avoid_pairs: frozenset[Pair] = frozenset()  # pairs whose handoffs failed
     without_handoff: bool = False  # its handoffs failed at several pairs
-    guided: bool = False  # its answer matches a grammar
     needs: frozenset[str] = frozenset()  # see Capsule
     stays_with: WorkerId | None = None  # the worker that generated the last answer of its session
-    embeds: bool = False  # the request ends with an embedding of the prompt, and no token
     suspect: bool = False  # it may be what ends workers, see isolation.py
     kept: frozenset[WorkerId] = frozenset()  # workers that are kept free for suspects
+
+    @property
+    def embeds(self) -> bool:
+        """True when the request ends with an embedding of the prompt, and no token."""
+        return EMBEDDINGS in self.needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,12 +247,7 @@ def _may_prefill(demand: Demand, policy: Policy) -> bool:
 
 def lacks(worker: Candidate, demand: Demand) -> str | None:
     """Names what the request asks for and the worker cannot do; None: it can do all of it."""
-    if demand.guided and not worker.guides:
-        return "it guides no answers"
-    if demand.embeds and not worker.embeds:
-        return "it makes no embeddings"
-    unknown = sorted(demand.needs - worker.knows)
-    return f"it knows no {unknown[0]}" if unknown else None
+    return None if demand.needs <= worker.knows else f"it knows no {min(demand.needs - worker.knows)}"
 
 
 def _of_session(prefills: list[Candidate], decodes: list[Candidate], demand: Demand, policy: Policy) -> list[Candidate]:
@@ -286,7 +283,7 @@ def why_not_ready(worker: Candidate, demand: Demand) -> str | None:
 
 def runs_alone(worker: Candidate, demand: Demand) -> bool:
     """True when the worker needs no other one for the request."""
-    return worker.embeds if demand.embeds else worker.role is WorkerRole.DECODE
+    return EMBEDDINGS in worker.knows if demand.embeds else worker.role is WorkerRole.DECODE
 
 
 def fits(worker: Candidate, demand: Demand) -> bool:

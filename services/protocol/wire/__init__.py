@@ -1,7 +1,7 @@
 """Messages as protobuf and back. Beside the servicers and the KV streams, nothing else knows protobuf types.
 
     stream         what a gateway's stream carries either way, as protobuf and as bytes
-    hello          the first message of either side
+    hello          the first message of either side, and a worker's news
     commands       submits and aborts
     capsule        tokens and sampling parameters of a submit
     frame          rows, failures and load of a step; logprobs, which handoffs carry as well

@@ -1,9 +1,14 @@
-"""Hellos: the first message of either side."""
+"""Hellos, the first message of either side, and the news that change what a worker's hello said.
+
+On the wire a hello says two of a worker's capabilities a second time, in fields that are older than their names in
+`knows`: gateways of older versions read those alone, and older workers write no others. Nothing else knows of them.
+"""
 
 from kvtransfer.ids import WorkerId
 from protos import worker_pb2
 from services.config import WorkerRole
-from services.protocol.messages import GatewayHello, WorkerHello
+from services.protocol.capabilities import EMBEDDINGS, GRAMMAR
+from services.protocol.messages import GatewayHello, WorkerHello, WorkerNews
 from services.protocol.wire.errors import WireError
 from services.protocol.wire.fields import SharedFields
 
@@ -23,7 +28,6 @@ _OF_WORKER = SharedFields(
     "vocab_size",
     "model",
     "kernels",
-    "guides",
     "time_us",
     "embedding_size",
 )
@@ -47,6 +51,7 @@ def pack_worker_hello(hello: WorkerHello) -> worker_pb2.WorkerHello:
         role=_ROLES[hello.role],
         transports=hello.transports,
         knows=sorted(hello.knows),
+        guides=GRAMMAR in hello.knows,
     )
 
 
@@ -60,5 +65,20 @@ def parse_worker_hello(packed: worker_pb2.WorkerHello) -> WorkerHello:
         worker_id=WorkerId(packed.incarnation),
         role=role,
         transports=tuple(packed.transports),
-        knows=frozenset(packed.knows),
+        knows=frozenset(packed.knows) | _said_by_older_fields(packed),
     )
+
+
+def pack_worker_news(news: WorkerNews) -> worker_pb2.WorkerNews:
+    """Packs a worker's news."""
+    return worker_pb2.WorkerNews(knows=sorted(news.knows), embedding_size=news.embedding_size)
+
+
+def parse_worker_news(packed: worker_pb2.WorkerNews) -> WorkerNews:
+    """Parses a worker's news."""
+    return WorkerNews(frozenset(packed.knows), packed.embedding_size)
+
+
+def _said_by_older_fields(packed: worker_pb2.WorkerHello) -> frozenset[str]:
+    said = {GRAMMAR: packed.guides, EMBEDDINGS: packed.embedding_size > 0}
+    return frozenset(name for name, known in said.items() if known)

@@ -13,6 +13,7 @@ from services.protocol.messages import (
     Submit,
     WorkerHello,
     WorkerMessage,
+    WorkerNews,
 )
 from services.protocol.wire.block_events import pack_block_events, parse_block_events
 from services.protocol.wire.commands import pack_abort, pack_commands, pack_submit, parse_command, parse_commands
@@ -21,8 +22,10 @@ from services.protocol.wire.frame import pack_frame, parse_frame
 from services.protocol.wire.hello import (
     pack_gateway_hello,
     pack_worker_hello,
+    pack_worker_news,
     parse_gateway_hello,
     parse_worker_hello,
+    parse_worker_news,
 )
 
 
@@ -53,7 +56,7 @@ def parse_gateway_message(message: worker_pb2.GatewayMessage) -> GatewayMessage:
 
 
 def pack_worker_message(message: WorkerMessage) -> worker_pb2.WorkerMessage:
-    """Packs a hello, a frame or block events."""
+    """Packs a hello, a frame, block events or news."""
     match message:
         case Frame():
             return worker_pb2.WorkerMessage(frame=pack_frame(message))
@@ -61,6 +64,8 @@ def pack_worker_message(message: WorkerMessage) -> worker_pb2.WorkerMessage:
             return worker_pb2.WorkerMessage(blocks=pack_block_events(message))
         case WorkerHello():
             return worker_pb2.WorkerMessage(hello=pack_worker_hello(message))
+        case WorkerNews():
+            return worker_pb2.WorkerMessage(news=pack_worker_news(message))
 
 
 def parse_worker_message(message: worker_pb2.WorkerMessage) -> WorkerMessage:
@@ -72,6 +77,8 @@ def parse_worker_message(message: worker_pb2.WorkerMessage) -> WorkerMessage:
             return parse_block_events(message.blocks)
         case "hello":
             return parse_worker_hello(message.hello)
+        case "news":
+            return parse_worker_news(message.news)
         case _:
             raise WireError("a worker message without content")
 

@@ -22,7 +22,7 @@ from services.gateway.dispatch import dispatcher, pair_health
 from services.gateway.dispatch.dispatcher import MAX_ALTERNATIVES_IN_FLIGHT
 from services.gateway.dispatch.retries import MAX_ATTEMPTS
 from services.gateway.dispatch.retry_budget import RetryBudget
-from services.protocol.capsule import MANY_LOGPROBS
+from services.protocol.capabilities import MANY_LOGPROBS
 from services.protocol.frames import Load
 from services.protocol.messages import MAX_HANDLE, HandTo, TakeFrom
 from services.protocol.outcomes import FailureCode, FinishReason

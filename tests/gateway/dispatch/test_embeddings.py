@@ -132,15 +132,21 @@ async def test_an_embedding_is_no_token():
             assert np.array_equal(delta.embedding, np.array([1, 2, 3], np.float32))  # type: ignore[arg-type]
 
 
-async def test_a_fleet_without_a_worker_that_embeds_has_nothing_to_wait_for():
-    """Decode workers, and prefill workers of an older version."""
-    async with running(prefill_worker(), decode_worker(), no_worker_wait_s=0.05) as stack:
-        with pytest.raises(Unavailable):
+async def test_a_fleet_whose_prefill_workers_do_not_embed_has_nothing_to_wait_for():
+    """Those of an older version."""
+    async with running(prefill_worker(), decode_worker(), no_worker_wait_s=3600) as stack:
+        with pytest.raises(Unsupported):
             await stack.dispatcher.until_embedding_size_known()
-        with pytest.raises(Unavailable):
+        with pytest.raises(Unsupported):
             async with stack.dispatcher.generate(embedding_request(PROMPT)):
                 pass
         assert stack.rows == []
+
+
+async def test_decode_workers_alone_leave_the_embedding_to_a_worker_that_does_not_come():
+    async with running(decode_worker(), no_worker_wait_s=0.05) as stack:
+        with pytest.raises(Unavailable):
+            await stack.dispatcher.until_embedding_size_known()
 
 
 async def test_a_worker_that_comes_in_time_is_waited_for():

@@ -27,6 +27,7 @@ from services.protocol.frames import Load
 
 ALWAYS, NEVER, AUTO = HandoffMode.ALWAYS, HandoffMode.NEVER, HandoffMode.AUTO
 IDLE = Load(available_blocks=1000)
+EMBEDS = frozenset({"embeddings"})
 
 
 def worker(id: int, role: WorkerRole, load: Load = IDLE, **changes: Any) -> Candidate:
@@ -75,25 +76,25 @@ def test_always_takes_a_pair():
 
 def test_embeddings_are_made_by_workers_that_can_in_every_mode():
     for mode in HandoffMode:
-        made = plan(prefill(1), prefill(2, embeds=True), decode(3), mode=mode, embeds=True)
+        made = plan(prefill(1), prefill(2, knows=EMBEDS), decode(3), mode=mode, needs=EMBEDS)
         assert ids(made) == (2, None)
         assert made.why is Why.EMBEDDING
-        assert plan(prefill(1), decode(2), mode=mode, embeds=True) is NoPlan.NO_WORKER
-    assert ids(plan(prefill(1, depth=5, embeds=True), prefill(2, depth=9, embeds=True), embeds=True)) == (2, None)
+        assert plan(prefill(1), decode(2), mode=mode, needs=EMBEDS) is NoPlan.NO_WORKER
+    assert ids(plan(prefill(1, depth=5, knows=EMBEDS), prefill(2, depth=9, knows=EMBEDS), needs=EMBEDS)) == (2, None)
 
 
 def test_a_prompt_to_embed_needs_no_room_for_a_token():
-    full = prefill(1, max_model_len=200, embeds=True)
-    assert ids(plan(full, embeds=True)) == (1, None)
-    assert plan(full, num_tokens=201, embeds=True) is NoPlan.TOO_LARGE
-    assert plan(prefill(1, num_blocks=12, embeds=True), embeds=True) is NoPlan.TOO_LARGE
+    full = prefill(1, max_model_len=200, knows=EMBEDS)
+    assert ids(plan(full, needs=EMBEDS)) == (1, None)
+    assert plan(full, num_tokens=201, needs=EMBEDS) is NoPlan.TOO_LARGE
+    assert plan(prefill(1, num_blocks=12, knows=EMBEDS), needs=EMBEDS) is NoPlan.TOO_LARGE
 
 
 def test_a_prompt_to_embed_waits_for_a_worker_that_refused_it_or_is_ready_for_suspects():
-    worker_1 = prefill(1, embeds=True)
-    assert plan(worker_1, avoid=frozenset({WorkerId(1)}), embeds=True) is NoPlan.NOT_NOW
-    assert plan(replace(worker_1, unproven=1), suspect=True, embeds=True) is NoPlan.NOT_NOW
-    assert ids(plan(worker_1, decode(2), suspect=True, embeds=True)) == (1, None)
+    worker_1 = prefill(1, knows=EMBEDS)
+    assert plan(worker_1, avoid=frozenset({WorkerId(1)}), needs=EMBEDS) is NoPlan.NOT_NOW
+    assert plan(replace(worker_1, unproven=1), suspect=True, needs=EMBEDS) is NoPlan.NOT_NOW
+    assert ids(plan(worker_1, decode(2), suspect=True, needs=EMBEDS)) == (1, None)
 
 
 def test_never_leaves_it_all_to_decode():

@@ -6,7 +6,8 @@ from kvtransfer.ids import WorkerId
 from services.config import HandoffMode
 from services.gateway.dispatch.sessions import Sessions
 from services.protocol.block_hash import block_hashes, root_hash
-from services.protocol.capsule import CACHE_SALT, Capsule
+from services.protocol.capabilities import CACHE_SALT
+from services.protocol.capsule import Capsule
 from tests.gateway.dispatch_stack import DECODE, OTHER_DECODE, PROMPT, decode_worker, eventually, request, running
 
 
@@ -48,7 +49,6 @@ async def test_a_salted_prompt_is_found_by_its_salt_alone_and_goes_to_workers_th
 
 def test_capsules_say_what_they_need():
     capsule: Capsule = request().capsules[0]
-    assert capsule.needs == frozenset()
     assert replace(capsule, cache_salt="s").needs == {CACHE_SALT}
     hashes = {salt: block_hashes(root_hash("f", salt), capsule.token_ids, 4) for salt in ("", "s")}
     assert len(PROMPT) >= 4

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from services.config import Pooling
 from services.gateway.api.dialects.embedding_inputs import MAX_INPUTS, EmbeddingRequest
-from services.gateway.api.generation import Delta, Expired, Overloaded
+from services.gateway.api.generation import Delta, Expired, Overloaded, Unsupported
 from services.gateway.openai.embeddings import vector_bytes
 from services.gateway.openai.neutral import EMBEDDINGS_NEUTRAL
 from services.protocol.outcomes import FinishReason
@@ -245,6 +245,14 @@ async def test_a_fleet_that_embeds_nothing_says_so(api: Api):
     assert response.status_code == 503
     assert "prefill workers" in response.json()["error"]["message"]
     assert response.headers["retry-after"]
+
+
+async def test_a_fleet_that_will_not_embed_either_says_so_for_good(api: Api):
+    api.generator.embedding_size, api.generator.why_no_embeddings = 0, Unsupported("none does", asked="embeddings")
+    response = await embed(api)
+    assert response.status_code == 501
+    assert response.json()["error"]["message"] == "The workers of this server do not support embeddings."
+    assert response.headers["x-should-retry"] == "false"
 
 
 @pytest.mark.parametrize(("error", "status"), [(Expired("late"), 504), (Overloaded("busy"), 429)])
