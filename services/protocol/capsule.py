@@ -6,6 +6,7 @@ import numpy as np
 
 from services.config import Pooling
 from services.protocol.capabilities import needs_of
+from services.protocol.contents import COMMON, Contents, Media, Namespace
 from services.protocol.sampling import SamplingParams
 
 TENANT_SALT = 64  # characters of a salt, with which gateways that know tenants begin all salts of one
@@ -17,7 +18,8 @@ class Capsule:
 
     token_ids: int32[n], the prompt followed by the tokens that were generated and delivered. num_prompt: the number of
     tokens in the prompt, 1 <= num_prompt <= n. cache_salt: only sequences with the same one share cached blocks; empty:
-    those without one do. priority: lower ones are served sooner.
+    those without one do. priority: lower ones are served sooner. adapter, media: see contents.py; nothing asks for them
+    so far, and no message carries them.
     """
 
     token_ids: np.ndarray
@@ -26,6 +28,8 @@ class Capsule:
     cache_salt: str = ""
     priority: int = 0
     pooling: Pooling | None = None  # an embedding of the prompt is wanted and no token; None: tokens are
+    adapter: str = ""
+    media: tuple[Media, ...] = ()
 
     @property
     def needs(self) -> frozenset[str]:
@@ -36,6 +40,16 @@ class Capsule:
     def many_alternatives(self) -> int:
         """See `SamplingParams.many_alternatives`."""
         return self.sampling.many_alternatives(self.num_prompt)
+
+    @property
+    def namespace(self) -> Namespace:
+        """Returns the namespace of the sequence's blocks."""
+        return Namespace(self.cache_salt, self.adapter) if self.cache_salt or self.adapter else COMMON
+
+    @property
+    def contents(self) -> Contents:
+        """Returns what the sequence's blocks are made from."""
+        return Contents(self.token_ids, self.media)
 
     @property
     def tenant(self) -> str:

@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from services.engine.blocks.prefix_cache import ROOT_NODE, CacheEvents
-from services.protocol.block_hash import BlockHash, child_hash, root_hash
+from services.protocol.block_hash import BlockHash, child_hash, namespace_hash, top_hash
+from services.protocol.contents import Namespace
 
 _SLICE = 32  # events hashed at a stretch: about 50 µs
 
@@ -21,9 +22,9 @@ class BlockLog:
     """The blocks in this worker's cache, by hash. Lives on the event loop."""
 
     def __init__(self, fingerprint: str) -> None:
-        self._fingerprint = fingerprint
-        self._root = root_hash(fingerprint)
-        self._salts: dict[int, str] = {}  # by node, of those in the backlog
+        self._top = top_hash(fingerprint)
+        self._namespaces: dict[int, Namespace] = {}  # by node, of those in the backlog; see CacheEvents
+        self._marks: dict[int, bytes] = {}  # likewise
         self._hashes: dict[int, BlockHash] = {}
         self._firsts: dict[int, BlockHash] = {}
         self._subscribers: list[Subscriber] = []
@@ -37,7 +38,8 @@ class BlockLog:
     def append(self, events: CacheEvents) -> None:
         """Takes note of changes, in order; subscribers hear of them in the loop's next turns."""
         self._backlog += events
-        self._salts |= events.salts
+        self._namespaces |= events.namespaces
+        self._marks |= events.marks
         self._schedule()
 
     def cached(self) -> list[BlockHash]:
@@ -72,10 +74,12 @@ class BlockLog:
         self._schedule()
 
     def _name(self, node: int, parent: int, tokens: bytes) -> BlockHash:
+        mark = self._marks.pop(node, b"") if self._marks else b""
         if parent == ROOT_NODE:
-            salt = self._salts.pop(node, "") if self._salts else ""
-            hash = first = child_hash(root_hash(self._fingerprint, salt) if salt else self._root, tokens)
+            namespace = self._namespaces.pop(node, None) if self._namespaces else None
+            root = self._top if namespace is None else namespace_hash(self._top, namespace)
+            hash = first = child_hash(root, tokens, mark)
         else:
-            hash, first = child_hash(self._hashes[parent], tokens), self._firsts[parent]
+            hash, first = child_hash(self._hashes[parent], tokens, mark), self._firsts[parent]
         self._hashes[node], self._firsts[node] = hash, first
         return hash

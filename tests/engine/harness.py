@@ -16,6 +16,7 @@ from services.engine.schedulers.decode import DecodeScheduler
 from services.engine.sequences.outputs import StepRows, row_logprobs
 from services.engine.sequences.request import Branch, Kind, Request
 from services.protocol.capsule import Capsule
+from services.protocol.contents import Media
 from services.protocol.frames import Failure, TokenLogprobs
 from services.protocol.sampling import SamplingParams
 
@@ -52,6 +53,8 @@ class Driven:
         seeds: tuple[int, ...] = (),
         salt: str = "",
         priority: int = 0,
+        adapter: str = "",
+        media: tuple[Media, ...] = (),
         **sampling,
     ) -> int:
         """Submits a request, a moment after the last; returns its handle. `num_prompt`: the rest was generated.
@@ -66,6 +69,8 @@ class Driven:
             SamplingParams(**{"max_tokens": max_tokens, "temperature": 0, **sampling}),
             salt,
             priority,
+            adapter=adapter,
+            media=media,
         )
         if capsule.sampling.logprob_token_ids:
             self.naming.add(handle)

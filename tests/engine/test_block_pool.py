@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from services.engine.blocks.block_pool import BlockPool
 from services.engine.blocks.prefix_cache import NO_BLOCK, PrefixCache
+from services.protocol.contents import Contents
 
 BLOCK_SIZE = 2
 
@@ -24,7 +25,7 @@ def array(blocks: list[int]) -> np.ndarray:
 
 def fill(cache: PrefixCache, pool: BlockPool, token_ids: np.ndarray) -> list[int] | None:
     """Takes what is cached, allocates and enters the rest, as an admission does; None when there is no room."""
-    match = cache.match(np.append(token_ids, 0).astype(np.int32))
+    match = cache.match(Contents(np.append(token_ids, 0).astype(np.int32)))
     pool.reference(match.blocks)
     fresh = pool.allocate(len(token_ids) // BLOCK_SIZE - len(match.blocks))
     if fresh is None:
@@ -109,8 +110,8 @@ def test_the_least_recently_used_leaf_is_evicted_first():
         assert blocks is not None
         pool.free(array(blocks)[::-1])
     pool.allocate(1)
-    assert len(cache.match(np.append(old, 0).astype(np.int32)).blocks) == 2
-    assert len(cache.match(np.append(new, 0).astype(np.int32)).blocks) == 1
+    assert len(cache.match(Contents(np.append(old, 0).astype(np.int32))).blocks) == 2
+    assert len(cache.match(Contents(np.append(new, 0).astype(np.int32))).blocks) == 1
 
 
 def test_a_parent_that_is_let_go_of_first_takes_what_is_below_it_out_of_the_cache():
@@ -130,7 +131,7 @@ def test_a_parent_that_is_let_go_of_first_takes_what_is_below_it_out_of_the_cach
     pool.check()
     cache.check()
     assert len(cache.take_events()) == 3
-    assert len(cache.match(tokens).blocks) == 0
+    assert len(cache.match(Contents(tokens)).blocks) == 0
     assert pool.available == 1
     pool.free(array([middle]))
     assert pool.available == 2
@@ -177,15 +178,15 @@ def test_a_lookup_tells_a_pending_block_from_a_missing_one():
     first, second = blocks.tolist()
     tokens = np.array([1, 2, 3, 4, 5], dtype=np.int32)
     enter(cache, NO_BLOCK, [first, second], tokens[:4], pending=True)
-    assert cache.match(tokens).next_is_pending
+    assert cache.match(Contents(tokens)).next_is_pending
     version = cache.version
     cache.make_ready(first)
     assert cache.version > version
-    match = cache.match(tokens)
+    match = cache.match(Contents(tokens))
     assert (match.blocks.tolist(), match.next_is_pending) == ([first], True)
     cache.remove(second)
-    assert not cache.match(tokens).next_is_pending
-    assert len(cache.match(tokens[:2]).blocks) == 0
+    assert not cache.match(Contents(tokens)).next_is_pending
+    assert len(cache.match(Contents(tokens[:2])).blocks) == 0
 
 
 def test_events_that_were_taken_do_not_change() -> None:
@@ -232,5 +233,5 @@ def test_a_lookup_finds_what_a_walk_block_by_block_finds(data: st.DataObject):
             if is_pending:
                 break
             walked.append(block)
-        match = cache.match(array(wanted))
+        match = cache.match(Contents(array(wanted)))
         assert (match.blocks.tolist(), match.next_is_pending) == (walked, is_pending)

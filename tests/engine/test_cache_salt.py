@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from services.engine.blocks.prefix_cache import NO_BLOCK, PrefixCache
 from services.engine.sequences.batch_state import Phase
+from services.protocol.contents import COMMON, Contents, Namespace
 from tests.engine.fuzz import Traffic
 from tests.engine.harness import Driven, make_engine, reference
 
@@ -87,7 +88,7 @@ def salt_above(cache: PrefixCache, block: int) -> str:
     """The salt of the first block of a cached block's prefix."""
     while cache._parent[block] != NO_BLOCK:
         block = int(cache._parent[block])
-    return cache._salts.get(block, "")
+    return cache._namespaces.get(block, COMMON).salt
 
 
 @given(st.lists(st.tuples(st.sampled_from(SALTS), st.sampled_from([(1, 2), (1, 3), (4,)])), max_size=12))
@@ -102,7 +103,7 @@ def test_a_trie_of_salts_is_one_trie_for_each(chains: list[tuple[str, tuple[int,
             prefix = chain[:end]
             if prefix not in known[salt]:
                 tokens = np.array([[prefix[-1]]], dtype=np.int32)
-                assert trie.insert([parent], [block], tokens, pending=False, salt=salt) == {}
+                assert trie.insert([parent], [block], tokens, pending=False, namespace=Namespace(salt)) == {}
                 known[salt].add(prefix)
                 firsts[salt, prefix] = block
                 block += 1
@@ -110,7 +111,7 @@ def test_a_trie_of_salts_is_one_trie_for_each(chains: list[tuple[str, tuple[int,
         trie.check()
     for salt in SALTS:
         for chain in ((1, 2), (1, 3), (4,)):
-            found = trie.match(np.array([*chain, 0], dtype=np.int32), salt).blocks.tolist()
+            found = trie.match(Contents(np.array([*chain, 0], dtype=np.int32)), Namespace(salt)).blocks.tolist()
             depth = max((end for end in range(len(chain) + 1) if chain[:end] in known[salt] or not end), default=0)
             assert found == [firsts[salt, chain[:end]] for end in range(1, depth + 1)]
     for salt, prefix in sorted(firsts, key=lambda key: -len(key[1])):

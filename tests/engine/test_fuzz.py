@@ -11,6 +11,7 @@ from services.engine.blocks.deferred_frees import DeferredFrees
 from services.engine.blocks.prefix_cache import PrefixCache
 from services.engine.sequences.block_tables import BlockTables
 from services.engine.sequences.queued_groups import QueuedGroups
+from services.protocol.contents import Contents, Namespace
 from tests.engine.fuzz import Oracle, Traffic
 from tests.engine.harness import reference
 
@@ -78,10 +79,10 @@ def find_pending_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look-up takes blocks for hits that are still being computed or read."""
     match = PrefixCache.match
 
-    def matched(cache: PrefixCache, token_ids: np.ndarray) -> object:
+    def matched(cache: PrefixCache, contents: Contents, namespace: Namespace) -> object:
         pending, cache._pending = cache._pending, [False] * len(cache._pending)
         try:
-            return match(cache, token_ids)
+            return match(cache, contents, namespace)
         finally:
             cache._pending = pending
 

@@ -13,6 +13,7 @@ from services.engine.schedulers.decode import DecodeScheduler
 from services.engine.schedulers.prefill import PrefillScheduler
 from services.engine.self_check import SelfCheck, SelfCheckError
 from services.engine.sequences.request import Kind
+from services.protocol.contents import Contents
 from services.protocol.outcomes import FailureCode
 from tests.engine.harness import Driven, make_engine, reference
 
@@ -37,7 +38,7 @@ def assert_failed_without_a_trace(driven: Driven, handle: int, num_cached: int =
 
 def matched(driven: Driven, prompt: list[int]) -> int:
     """Blocks of the prompt that the prefix cache has."""
-    return len(driven.engine.sequences.pool.cache.match(np.array([*prompt, 0], np.int32)).blocks)
+    return len(driven.engine.sequences.pool.cache.match(Contents(np.array([*prompt, 0], np.int32))).blocks)
 
 
 @DEPTHS

@@ -1,5 +1,6 @@
 """Bugs that the tests must find, each planted by replacing one rule of a shipped class."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +24,7 @@ from services.engine.sequences.outputs import EngineOutputs
 from services.engine.sequences.request import Kind, Request
 from services.engine.sequences.sequences import Sequences
 from services.protocol.capsule import Capsule
+from services.protocol.contents import COMMON, NO_MARKS, Namespace
 from services.worker.core.core import WorkerCore
 from services.worker.core.inputs import FromGateways
 from tests.handoff.processes import Parts
@@ -93,10 +95,17 @@ class _TrieThatLinksTwice(PrefixCache):
     """A block that several sequences enter is linked as often."""
 
     def insert(
-        self, parents: list[int], blocks: list[int], token_ids: np.ndarray, *, pending: bool, salt: str = ""
+        self,
+        parents: list[int],
+        blocks: list[int],
+        token_ids: np.ndarray,
+        *,
+        pending: bool,
+        namespace: Namespace = COMMON,
+        marks: Mapping[int, bytes] = NO_MARKS,
     ) -> dict[int, int]:
         entered = {block for block in blocks if self.contains(block)}
-        twins = super().insert(parents, blocks, token_ids, pending=pending, salt=salt)
+        twins = super().insert(parents, blocks, token_ids, pending=pending, namespace=namespace, marks=marks)
         for index, (parent, block) in enumerate(zip(parents, blocks, strict=True)):
             if block in entered and index not in twins:
                 first = self._first_child[parent]

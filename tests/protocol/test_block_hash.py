@@ -5,6 +5,7 @@ from hashlib import blake2b
 import numpy as np
 
 from services.protocol.block_hash import block_hashes, root_hash
+from services.protocol.contents import Namespace
 
 ROOT = root_hash("model")
 
@@ -34,7 +35,7 @@ def test_an_early_difference_changes_all_that_follow():
 def test_namespaces_share_nothing():
     tokens = np.arange(8, dtype=np.int32)
     assert not set(block_hashes(ROOT, tokens, 2)) & set(block_hashes(root_hash("other"), tokens, 2))
-    salted = [set(block_hashes(root_hash("model", salt), tokens, 2)) for salt in ("", "a", "b")]
+    salted = [set(block_hashes(root_hash("model", Namespace(salt)), tokens, 2)) for salt in ("", "a", "b")]
     assert len(set().union(*salted)) == sum(map(len, salted))
     assert salted[0] == set(block_hashes(ROOT, tokens, 2))
 

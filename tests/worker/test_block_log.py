@@ -8,6 +8,7 @@ from kvtransfer.ids import WorkerId
 from services.engine.blocks.prefix_cache import ROOT_NODE, CacheEvents
 from services.prefix_index.memory import MemoryPrefixIndex
 from services.protocol.block_hash import BlockHash, block_hashes, root_hash
+from services.protocol.contents import Namespace
 from services.protocol.messages import BlockEvents
 from services.worker.block_log import BlockLog
 
@@ -33,12 +34,12 @@ async def test_a_block_that_comes_and_goes_in_one_message_is_gone_for_readers():
 async def test_blocks_below_a_salt_have_hashes_of_their_own():
     log = BlockLog("fingerprint")
     tokens = np.arange(2, dtype=np.int32)
-    events = CacheEvents(salts={1: "salt"})
+    events = CacheEvents(namespaces={1: Namespace("salt")})
     for node, parent, at in ((1, ROOT_NODE, 0), (2, 1, 1), (3, ROOT_NODE, 0)):
         events.added(node, parent, tokens[at].tobytes())
     log.append(events)
     await asyncio.sleep(0)
-    salted = block_hashes(root_hash("fingerprint", "salt"), tokens, block_size=1)
+    salted = block_hashes(root_hash("fingerprint", Namespace("salt")), tokens, block_size=1)
     assert log.cached() == [*salted, block_hashes(root_hash("fingerprint"), tokens, block_size=1)[0]]
 
 

@@ -33,6 +33,7 @@ FOLLOWS = 64  # edits that depend on the tokens so far: all must be known when a
 NAMED_LOGPROBS = 128  # logprobs of tokens that the request names
 EMBEDS = 256  # no token; hidden states of the prompt are pooled
 GUIDED = 512  # by a grammar
+MEDIA = 1024  # in the prompt
 
 
 class Phase(IntEnum):
@@ -107,6 +108,7 @@ class BatchState:
         self.pools: list[PromptPool | None] = [None] * slots  # of prompts to be embedded
         self.requests: list[Request | None] = [None] * slots
         self._free = list(range(slots))[::-1]
+        self.num_with_media = 0  # slots with MEDIA; to be read by others
         self._num_following = 0
         self._slots_in: dict[Phase, np.ndarray] = {}  # by phase: asked for since a phase changed
 
@@ -190,6 +192,7 @@ class BatchState:
         self.pools[slot] = None if capsule.pooling is None else PromptPool(capsule.pooling, length)
         self.features[slot] = features = self._features_of(slot)
         self._num_following += bool(features & FOLLOWS)
+        self.num_with_media += bool(features & MEDIA)
         return slot
 
     def _features_of(self, slot: int) -> int:
@@ -205,11 +208,13 @@ class BatchState:
             | (edits is not None and edits.follows_tokens) * FOLLOWS
             | bool(self.logprob_ids[slot]) * NAMED_LOGPROBS
             | (self.pools[slot] is not None) * EMBEDS
+            | bool(request.capsule.media) * MEDIA
         )
 
     def close(self, slot: int) -> None:
         """Frees a slot; the caller frees its blocks."""
         self._num_following -= bool(self.features[slot] & FOLLOWS)
+        self.num_with_media -= bool(self.features[slot] & MEDIA)
         self.num_closed += 1
         self.serial[slot] += 1
         self.requests[slot] = None

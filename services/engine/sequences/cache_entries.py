@@ -9,9 +9,10 @@ import numpy as np
 from services.engine.blocks.block_pool import BlockPool
 from services.engine.blocks.deferred_frees import DeferredFrees
 from services.engine.blocks.prefix_cache import NO_BLOCK, NO_MATCH, Match
-from services.engine.sequences.batch_state import BatchState
+from services.engine.sequences.batch_state import MEDIA, BatchState
 from services.engine.sequences.request import Request
 from services.protocol.capsule import Capsule
+from services.protocol.contents import NO_MARKS
 
 
 class CacheEntries:
@@ -28,7 +29,8 @@ class CacheEntries:
         match = self.known_match(request)
         if match is None:
             capsule = request.capsule
-            match = NO_MATCH if request.needs_whole_prompt else self._cache.match(capsule.token_ids, capsule.cache_salt)
+            whole = request.needs_whole_prompt
+            match = NO_MATCH if whole else self._cache.match(capsule.contents, capsule.namespace)
             request.match, request.matched_at = match, self._cache.version
         return match
 
@@ -47,7 +49,10 @@ class CacheEntries:
         chain: list[int] = blocks[num_cached:end].tolist()
         parents = [int(blocks[num_cached - 1]) if num_cached else NO_BLOCK, *chain][:-1]
         content = token_ids[num_cached * size : end * size].reshape(-1, size)
-        twins = self._cache.insert(parents, chain, content, pending=True, salt=capsule.cache_salt)
+        marks = capsule.contents.marks(size)
+        if marks:
+            marks = {index - num_cached: mark for index, mark in marks.items() if index >= num_cached}
+        twins = self._cache.insert(parents, chain, content, pending=True, namespace=capsule.namespace, marks=marks)
         return num_cached + min(twins, default=len(chain))
 
     def make_ready(self, slot: int, num_blocks: int) -> None:
@@ -68,6 +73,8 @@ class CacheEntries:
             return
         slots, num_full, entered = slots[filled], num_full[filled], entered[filled]
         usual = (num_full == entered + 1) & (batch.num_ready[slots] == entered) & (entered > 0)
+        if batch.num_with_media:
+            usual &= batch.features[slots] & MEDIA == 0
         left = self._enter_one_each(slots[usual], entered[usual])
         for slot in (*left, *slots[~usual].tolist()):
             self._enter_filled(slot)
@@ -92,7 +99,10 @@ class CacheEntries:
                 cache.remove(block)
 
     def _enter_one_each(self, slots: np.ndarray, at: np.ndarray) -> list[int]:
-        """Enters block at[i] of slot i, whose parent is ready or was evicted; returns slots where there is a twin."""
+        """Enters block at[i] of slot i, whose parent is ready or was evicted; returns slots where there is a twin.
+
+        The blocks are not below the root and have no marks, so that they need neither namespaces nor these.
+        """
         batch, size = self._batch, self._batch.block_size
         parents, blocks = batch.block_table[slots, at - 1], batch.block_table[slots, at]
         tokens = batch.tokens[slots[:, None], at[:, None] * size + np.arange(size)]
@@ -111,13 +121,16 @@ class CacheEntries:
         """
         batch, size = self._batch, self._batch.block_size
         table, entered = batch.block_table[slot], int(batch.num_entered[slot])
-        salt = batch.request(slot).capsule.cache_salt
+        capsule = batch.request(slot).capsule
+        namespace, marks = capsule.namespace, capsule.contents.marks(size)
         if batch.num_ready[slot] < entered:
             return
         for index in range(entered, int(batch.done[slot]) // size):
             block, parent = int(table[index]), int(table[index - 1]) if index else NO_BLOCK
             tokens = batch.tokens[slot, None, index * size : (index + 1) * size]
-            twin = self._cache.insert([parent], [block], tokens, pending=False, salt=salt).get(0)
+            mark = {0: marks[index]} if index in marks else NO_MARKS
+            twins = self._cache.insert([parent], [block], tokens, pending=False, namespace=namespace, marks=mark)
+            twin = twins.get(0)
             if twin is not None:
                 if self._cache.is_pending(twin):
                     return

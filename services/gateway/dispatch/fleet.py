@@ -11,12 +11,12 @@ from services.gateway.dispatch.links import WorkerLink
 from services.gateway.dispatch.router import Candidate, Plan
 from services.prefix_index.base import PrefixIndex
 from services.prefix_index.memory import depth_of
-from services.protocol.block_hash import BlockHash, block_hashes, root_hash
+from services.protocol.block_hash import BlockHash, block_names
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Load
 from services.protocol.messages import WorkerHello, WorkerNews
 
-Namespace = tuple[str, int]  # fingerprint and block size
+Naming = tuple[str, int]  # fingerprint and block size
 
 
 @dataclass(slots=True, eq=False)
@@ -35,8 +35,8 @@ class LiveWorker:
         return self.link.address.rpartition(":")[0]
 
     @property
-    def namespace(self) -> Namespace:
-        """Fingerprint and block size: workers of one namespace give the same blocks the same hashes."""
+    def naming(self) -> Naming:
+        """Fingerprint and block size: workers in which both are equal give the same contents the same names."""
         return self.hello.fingerprint, self.hello.block_size
 
 
@@ -44,7 +44,7 @@ class LiveWorker:
 class Prefix:
     """The blocks of a prompt, and who caches them."""
 
-    chains: dict[Namespace, list[BlockHash]]  # the full blocks of the prompt
+    chains: dict[Naming, list[BlockHash]]  # the full blocks of the prompt
     depths: dict[WorkerId, int]  # how many leading blocks each worker caches
 
 
@@ -113,12 +113,13 @@ class Fleet:
         return max(1, min(worker.hello.max_num_seqs for worker in workers) - 1)
 
     async def look_up(self, capsule: Capsule) -> Prefix:
-        """Asks the index which workers cache the capsule's tokens, once for each namespace in the fleet."""
+        """Asks the index which workers cache the capsule's tokens, once for each naming in the fleet."""
         prefix = Prefix({}, {})
-        for namespace in {worker.namespace for worker in self}:
-            fingerprint, block_size = namespace
-            chain = block_hashes(root_hash(fingerprint, capsule.cache_salt), capsule.token_ids, block_size)
-            prefix.chains[namespace] = chain
+        namespace, contents = capsule.namespace, capsule.contents
+        for naming in {worker.naming for worker in self}:
+            fingerprint, block_size = naming
+            chain = block_names(fingerprint, namespace, contents, block_size)
+            prefix.chains[naming] = chain
             prefix.depths.update(await self.index.depths(chain))
         return prefix
 
@@ -126,21 +127,21 @@ class Fleet:
         """Raises the depths of workers that are to compute further blocks for earlier prompts: `queued`, by worker."""
         for id, blocks in queued.items():
             worker = self.get(id)
-            if worker is not None and (chain := prefix.chains.get(worker.namespace)):
+            if worker is not None and (chain := prefix.chains.get(worker.naming)):
                 cached = prefix.depths.get(id, 0)
                 prefix.depths[id] = cached + depth_of(chain[cached:], blocks)
 
     def missing_blocks(self, prefix: Prefix, candidate: Candidate) -> Sequence[BlockHash]:
         """The full blocks of the prompt that a worker neither caches nor is to compute for an earlier prompt."""
         worker = self.get(candidate.id)
-        return () if worker is None else prefix.chains.get(worker.namespace, [])[candidate.depth :]
+        return () if worker is None else prefix.chains.get(worker.naming, [])[candidate.depth :]
 
     def placed(self, prefix: Prefix, plan: Plan) -> None:
         """Tells the index which workers a prompt goes to."""
         for candidate in plan.workers():
             worker = self.get(candidate.id)
-            if worker is not None and worker.namespace in prefix.chains:
-                self.index.placed(worker.id, prefix.chains[worker.namespace])
+            if worker is not None and worker.naming in prefix.chains:
+                self.index.placed(worker.id, prefix.chains[worker.naming])
 
     def candidates(
         self, depths: Mapping[WorkerId, int], workload: Workload, unproven: Unproven = NONE_UNPROVEN

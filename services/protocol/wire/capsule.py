@@ -25,6 +25,8 @@ _SHARED = SharedFields(
 
 def pack_capsule(capsule: Capsule) -> sampling_pb2.Capsule:
     """Packs a capsule."""
+    assert not capsule.adapter, "no worker can be told of an adapter"
+    assert not capsule.media, "no worker can be told of media"
     return sampling_pb2.Capsule(
         token_ids=array_bytes(capsule.token_ids, "<i4"),
         num_prompt=capsule.num_prompt,

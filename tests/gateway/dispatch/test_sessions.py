@@ -8,6 +8,7 @@ from services.gateway.dispatch.sessions import Sessions
 from services.protocol.block_hash import block_hashes, root_hash
 from services.protocol.capabilities import CACHE_SALT
 from services.protocol.capsule import Capsule
+from services.protocol.contents import Namespace
 from tests.gateway.dispatch_stack import DECODE, OTHER_DECODE, PROMPT, decode_worker, eventually, request, running
 
 
@@ -50,6 +51,6 @@ async def test_a_salted_prompt_is_found_by_its_salt_alone_and_goes_to_workers_th
 def test_capsules_say_what_they_need():
     capsule: Capsule = request().capsules[0]
     assert replace(capsule, cache_salt="s").needs == {CACHE_SALT}
-    hashes = {salt: block_hashes(root_hash("f", salt), capsule.token_ids, 4) for salt in ("", "s")}
+    hashes = {salt: block_hashes(root_hash("f", Namespace(salt)), capsule.token_ids, 4) for salt in ("", "s")}
     assert len(PROMPT) >= 4
     assert not set(hashes[""]) & set(hashes["s"])

@@ -13,6 +13,7 @@ from services.gateway.keys.entry import new_key, tenant_salt
 from services.gateway.keys.file import read_keys
 from services.protocol.block_hash import root_hash
 from services.protocol.capsule import TENANT_SALT
+from services.protocol.contents import Namespace
 from tests.gateway.keys.key_files import KeySet, bearer
 
 
@@ -110,7 +111,7 @@ def test_tenants_name_the_same_blocks_differently(key_set: KeySet) -> None:
     """So their workers' caches, and the prefix index, know no block of both."""
     keys = key_set.keys()
     callers = (caller(keys, bearer(key)) for key in (key_set.acme, key_set.other, key_set.patient))
-    roots = {root_hash("one model's", each.cache_salt(None)) for each in (*callers, ANYBODY)}
+    roots = {root_hash("one model's", Namespace(each.cache_salt(None))) for each in (*callers, ANYBODY)}
     assert len(roots) == 4
 
 
