@@ -20,11 +20,12 @@ from dataclasses import dataclass, field
 
 from services.launcher.listener import Listener, SafeListener
 from services.launcher.readiness import NeverReady, NotYet, Probe
-from services.launcher.restart import RestartPolicy
+from services.process.backoff import Backoff
 from services.process.supervised import supervised
 
 _PROBE_INTERVAL_S = 0.1
 _LONG_S = 10.0  # for a child that serves, and waits for something else
+_LONG_LIFE_S = 60.0  # a child that ran for so long is started again as after its first death
 _PATIENCE_S = 30.0  # with a child that was never ready and cannot be run, by the interpreter that runs this process
 _LAST_WORDS_S = 1.0  # for output that is still in the pipe when the child is gone
 _MAX_LINE_BYTES = 1 << 20
@@ -68,7 +69,7 @@ class Supervisor:
         spec: ChildSpec,
         environment: Mapping[str, str],
         listener: Listener,
-        policy: RestartPolicy,
+        backoff: Backoff,
         grace_s: float,
     ) -> None:
         self.spec = spec
@@ -77,7 +78,7 @@ class Supervisor:
         self.waits_for = ""  # as the probe said last
         self._environment = {**environment, **spec.environment}
         self._listener = SafeListener(listener)
-        self._policy = policy
+        self._backoff = backoff
         self._grace_s = grace_s
         self._held: deque[str] = deque(maxlen=_MAX_HELD_LINES)
         self._ending: asyncio.subprocess.Process | None = None
@@ -91,7 +92,6 @@ class Supervisor:
 
     async def run(self) -> None:
         """Starts the child, again and again, until it is retired. Raises ChildFailed if it is never ready."""
-        delay_s: float | None = None
         failing_since: float | None = None  # the first of the last tries in a row in which it could not be run
         said = ""
         while True:
@@ -107,7 +107,9 @@ class Supervisor:
             if not self.was_ready.is_set() and not for_a_moment:
                 lines = [line for line in self._held if line.strip()]
                 raise ChildFailed(self.spec.name, how, lines, hopeless=bool(self._hopeless))
-            delay_s = self._policy.delay_s(delay_s, time.monotonic() - started)
+            if time.monotonic() - started >= _LONG_LIFE_S:
+                self._backoff.reset()
+            delay_s = self._backoff.next_s()
             if failing_since is None or how != said:
                 self._listener.died(self.spec.name, how, delay_s)
             said = how

@@ -19,7 +19,7 @@ from services.launcher import control
 from services.launcher.child import ChildFailed, ChildSpec, Supervisor
 from services.launcher.commands import Stack
 from services.launcher.listener import Listener, SafeListener
-from services.launcher.restart import RestartPolicy
+from services.process.backoff import Backoff
 from services.process.signals import on_ending_signals
 from services.process.supervised import supervised
 
@@ -41,15 +41,15 @@ class Launcher:
         stack: Stack,
         environment: Mapping[str, str],
         listener: Listener,
-        policy: RestartPolicy,
+        new_backoff: Callable[[], Backoff],
         grace_s: float,
         control_path: Path,
     ) -> None:
-        """control_path: of the socket at which `baton restart` asks."""
+        """new_backoff: makes one child's waits; control_path: of the socket at which `baton restart` asks."""
         self._stack = stack
         self._environment = environment
         self._listener = SafeListener(listener)
-        self._policy = policy
+        self._new_backoff = new_backoff
         self._grace_s = grace_s
         self._control_path = control_path
         self._members: list[_Member] = []
@@ -143,7 +143,7 @@ class Launcher:
         self._listener.say(f"{part} failed, and is tried again: {error!r}")
 
     def _start(self, group: asyncio.TaskGroup, spec: ChildSpec, is_successor: bool = False) -> _Member:
-        supervisor = Supervisor(spec, self._environment, self._listener, self._policy, self._grace_s)
+        supervisor = Supervisor(spec, self._environment, self._listener, self._new_backoff(), self._grace_s)
         self._listener.starting(spec.name, "loading")
         member = _Member(supervisor, group, group.create_task(_run(supervisor, is_successor)))
         self._members.append(member)

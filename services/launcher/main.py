@@ -10,12 +10,13 @@ from services.launcher import banner, certificates, commands, control, display, 
 from services.launcher.child import ChildFailed
 from services.launcher.launcher import Launcher
 from services.launcher.private_directory import private_directory
-from services.launcher.restart import RestartPolicy
+from services.process.backoff import Backoff
 from services.process.configs import UpConfig
 from services.tls.certificate import TlsError
 
 # For a child to end after its drain. Workers that outlive the gateway have nothing to drain, so no budget adds up.
 _ENDING_S = 5.0
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 30.0  # before a child that died is started again
 
 
 def run(config: UpConfig) -> int:
@@ -59,7 +60,7 @@ def _serve(
             stack,
             commands.environment(os.environ, len(stack.workers)),
             screen,
-            RestartPolicy(),
+            lambda: Backoff(_FIRST_WAIT_S, _LONGEST_WAIT_S),
             config.process.drain_timeout_s + _ENDING_S,
             control.socket_path(config.serving.host, config.serving.port),
         )

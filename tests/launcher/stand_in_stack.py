@@ -16,7 +16,7 @@ from services.launcher.child import ChildFailed, ChildSpec
 from services.launcher.commands import Stack, environment
 from services.launcher.launcher import Launcher
 from services.launcher.readiness import NeverReady, NotYet, Probe, gateway_ready
-from services.launcher.restart import RestartPolicy
+from services.process.backoff import Backoff
 
 GRACE_S = 3600.0  # a test that waits for it fails by its own limit
 STAND_IN = Path(__file__).with_name("stand_in.py")
@@ -68,8 +68,7 @@ async def say_ready() -> None:
 def main(control: Path, worker_port: int, gateway_port: int, manner: str) -> int:
     worker = stand_in("worker", worker_port, manner, control.with_name("manner"))
     stack = Stack(redis=None, workers=(worker,), gateway=stand_in("gateway", gateway_port, ""))
-    policy = RestartPolicy(first_s=0.01)
-    launcher = Launcher(stack, environment(os.environ, 1), Printer(), policy, GRACE_S, control)
+    launcher = Launcher(stack, environment(os.environ, 1), Printer(), lambda: Backoff(0.01, 30.0), GRACE_S, control)
     try:
         asyncio.run(launcher.run(say_ready))
     except ChildFailed as failure:

@@ -9,9 +9,10 @@ from typing import cast
 
 import pytest
 
+from services.launcher import child as child_module
 from services.launcher.child import ChildFailed, ChildSpec, Supervisor
 from services.launcher.readiness import NeverReady, NotYet
-from services.launcher.restart import RestartPolicy
+from services.process.backoff import Backoff
 
 
 class Log:
@@ -45,7 +46,7 @@ def supervisor(code: str, log: Log, ready: bool = True, grace_s: float = 5.0) ->
         return ready
 
     spec = ChildSpec("child", (sys.executable, "-uc", code), probe)
-    return Supervisor(spec, dict(os.environ), log, RestartPolicy(first_s=0.01, longest_s=0.01), grace_s)
+    return Supervisor(spec, dict(os.environ), log, Backoff(0.01, 0.01), grace_s)
 
 
 async def run_until(supervised: Supervisor, log: Log, event: tuple[str, ...]) -> float:
@@ -94,7 +95,7 @@ async def test_a_child_that_runs_and_will_not_be_ready_is_ended(
 
     command = (sys.executable, "-uc", "import time; print('reading weights'); time.sleep(60)")
     spec = ChildSpec("child", command, probe, ready_within_s=within_s)
-    child = Supervisor(spec, dict(os.environ), Log(), RestartPolicy(), 5.0)
+    child = Supervisor(spec, dict(os.environ), Log(), Backoff(0.2, 30.0), 5.0)
     with pytest.raises(ChildFailed, match=f"^child did not start: {why}$") as failed:
         await asyncio.wait_for(child.run(), 30)
     assert (failed.value.hopeless, failed.value.lines) == (True, ["reading weights"])
@@ -167,10 +168,34 @@ async def test_a_child_that_ends_with_its_launcher_while_it_is_retired_is_told_o
     assert log.events[-2:] == [("line", "told"), ("line", "tidy")]
 
 
+class Waits(Log):
+    """The waits before a child is started again, in seconds."""
+
+    def died(self, name: str, how: str, restart_in_s: float) -> None:
+        self.events.append(("died", f"{restart_in_s:.2f}"))
+
+
+@pytest.mark.parametrize(("long_life_s", "waits"), [(60.0, ["0.01", "0.02", "0.03"]), (0.0, ["0.01"] * 3)])
+async def test_waits_grow_with_each_short_life_and_start_over_after_a_long_one(
+    monkeypatch: pytest.MonkeyPatch, long_life_s: float, waits: list[str]
+) -> None:
+    monkeypatch.setattr(child_module, "_LONG_LIFE_S", long_life_s)
+    log = Waits()
+    child = supervisor("import time; time.sleep(0.2)", log)
+    child._backoff = Backoff(0.01, 0.03)
+    running = asyncio.create_task(child.run())
+    async with asyncio.timeout(60):
+        while len(died := [what for event, what in log.events if event == "died"]) < 3:
+            await asyncio.sleep(0.01)
+    child.retire()
+    await asyncio.wait_for(running, 60)
+    assert died[:3] == waits
+
+
 async def test_a_retired_child_that_waits_for_its_next_start_has_none() -> None:
     log = Log()
     child = supervisor("import time; time.sleep(0.3)", log)
-    child._policy = RestartPolicy(first_s=3600)
+    child._backoff = Backoff(3600, 3600)
     running = asyncio.create_task(child.run())
     await until(log, "died", "exit code 0")
     child.retire()

@@ -15,8 +15,8 @@ from services.launcher import control
 from services.launcher.child import ChildFailed, ChildSpec, Supervisor
 from services.launcher.commands import Stack
 from services.launcher.launcher import Launcher
-from services.launcher.restart import RestartPolicy
 from services.process import supervised
+from services.process.backoff import Backoff
 from tests.failures import FAILURES, NAMES, failing, first
 
 TALKS = "while :; do echo word; sleep 0.02; done"
@@ -74,6 +74,11 @@ class Running:
                 await asyncio.sleep(0.005)
 
 
+def backoff() -> Backoff:
+    """Short waits."""
+    return Backoff(0.01, 0.02)
+
+
 async def nothing() -> None:
     """What is to be done when all is ready."""
 
@@ -90,8 +95,7 @@ def child(name: str, pids: dict[str, int]) -> ChildSpec:
 async def running(tmp_path: Path) -> AsyncIterator[Running]:
     screen, path, pids = Screen(), tmp_path / "run" / "control", dict[str, int]()
     stack = Stack(redis=None, workers=(child("worker", pids),), gateway=child("gateway", pids))
-    policy = RestartPolicy(first_s=0.01, longest_s=0.02)
-    launcher = Launcher(stack, {}, screen, policy, 30.0, path)
+    launcher = Launcher(stack, {}, screen, backoff, 30.0, path)
     started = Running(screen, path, pids)
     serving = asyncio.create_task(launcher.run(nothing))
     try:
@@ -129,8 +133,7 @@ async def test_a_child_that_cannot_be_executed_at_its_first_start_is_tried_again
         async with running(tmp_path) as stack:
             assert stack.count("died", "worker") == 1
     monkeypatch.setattr(child_module, "_PATIENCE_S", 0.05)
-    policy = RestartPolicy(first_s=0.01, longest_s=0.02)
-    never = Supervisor(child("never", {}), {}, screen := Screen(), policy, 30.0)
+    never = Supervisor(child("never", {}), {}, screen := Screen(), backoff(), 30.0)
     with failing("asyncio.create_subprocess_exec", FAILURES[0]), pytest.raises(ChildFailed, match="cannot be run"):
         await asyncio.wait_for(never.run(), 30)
     assert len(screen.events) == 1
