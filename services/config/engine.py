@@ -146,3 +146,11 @@ class EngineConfig:
         fields = [field for field in options_of(EngineConfig) if field.option.panel == _GPU]
         given = [(field, value) for field in fields if (value := getattr(self, field.name)) != field.default]
         return tuple(f"{field.flag} {value}" for field, value in given)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoomConfig:
+    """The workers that are to be started beside those that run on this machine, and for which it may have no room."""
+
+    engine: EngineConfig  # of each, but for its index
+    indexes: tuple[int, ...]

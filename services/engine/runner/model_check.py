@@ -41,7 +41,7 @@ def check_model(engine: EngineConfig, num_workers: int) -> ModelFacts:
     if engine.load_format is not LoadFormat.DUMMY:
         _check_weights(engine, files)
     if engine.device is DeviceKind.CPU:
-        check_memory(engine, config, num_workers)
+        check_memory(engine, config, num_workers, one_alone="`--prefill 0 --decode 1` starts one worker alone")
     return ModelFacts(config.max_position_embeddings, has_chat_template=files.chat_template() is not None)
 
 
@@ -55,8 +55,11 @@ def wanted_len(engine: EngineConfig, config: ModelConfig) -> int:
     return engine.max_model_len
 
 
-def check_memory(engine: EngineConfig, config: ModelConfig, num_workers: int) -> None:
-    """Raises ModelError where the weights of all workers, with the KV that was asked for, are more than is free."""
+def check_memory(engine: EngineConfig, config: ModelConfig, num_workers: int, *, one_alone: str) -> None:
+    """Raises ModelError where the weights of all workers, with the KV that was asked for, are more than is free.
+
+    one_alone: said where one worker would have room.
+    """
     dtype = _dtype(engine, config)
     weights, kv = weight_bytes(config, dtype), engine.kv_memory_bytes or 0
     needed, free = num_workers * (weights + kv), available_bytes()
@@ -64,7 +67,7 @@ def check_memory(engine: EngineConfig, config: ModelConfig, num_workers: int) ->
         return
     with_kv = f" and --kv-memory {_gib(kv)}" if kv else ""
     each = f" for each of {num_workers} workers" if num_workers > 1 else ""
-    fewer = ". `--prefill 0 --decode 1` starts one worker alone" if num_workers > 1 and weights + kv <= free else ""
+    fewer = f". {one_alone}" if num_workers > 1 and weights + kv <= free else ""
     raise ModelError(
         f"the model's weights in {dtype} need {_gib(weights)}{with_kv}{each}; {_gib(free)} of memory are free{fewer}"
     )
