@@ -188,20 +188,38 @@ def _drain(
 app.add_typer(keys_app, name="keys")
 
 
+_UpPort = Annotated[int, typer.Option(min=1, max=65535, metavar="N", help="The port of that `baton up` for HTTP.")]
+_UpHost = Annotated[
+    str | None,
+    typer.Option(metavar="HOST", help="Its --host, where several serve at this port of different addresses."),
+]
+
+
 @app.command(name="restart", cls=Command)
-def _restart(
-    port: Annotated[
-        int, typer.Option(min=1, max=65535, metavar="N", help="The port of that `baton up` for HTTP.")
-    ] = 8000,
-    host: Annotated[
-        str | None,
-        typer.Option(metavar="HOST", help="Its --host, where several serve at this port of different addresses."),
-    ] = None,
-) -> None:
+def _restart(port: _UpPort = 8000, host: _UpHost = None) -> None:
     """Has a running `baton up` replace its workers and its gateway, one by one, while it serves."""
-    from services.cli.restart import restart
+    from services.cli.running import restart
 
     raise typer.Exit(restart(host, port))
+
+
+@app.command(name="scale", cls=Command)
+def _scale(
+    numbers: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="ROLE=N",
+            help="prefill=N, decode=N or both: how many workers of the role there are to be. One decode worker stays "
+            "at least; with prefill=0 decode workers do it all. Without any, it says which workers there are.",
+        ),
+    ] = None,
+    port: _UpPort = 8000,
+    host: _UpHost = None,
+) -> None:
+    """Has a running `baton up` start further workers, or drain and end some, while it serves."""
+    from services.cli.running import scale
+
+    raise typer.Exit(scale(numbers or [], host, port))
 
 
 add_command(

@@ -1,5 +1,7 @@
-"""`baton restart`: has a running `baton up` replace its workers and its gateway, one by one."""
+"""Commands to a running `baton up`: `baton restart` and `baton scale`."""
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
@@ -13,14 +15,29 @@ def restart(host: str | None, port: int) -> int:
 
     host: None: there is one with this port. Raises Refusal.
     """
+    return _ask(host, port, "restart", "the restart")
+
+
+def scale(numbers: Sequence[str], host: str | None, port: int) -> int:
+    """Has such a `baton up` start or end workers; prints a line for each, and which there are then. Returns 0.
+
+    numbers: each ROLE=N. Raises Refusal.
+    """
+    for number in numbers:
+        if re.fullmatch(r"[a-z]+=[0-9]+", number) is None:
+            raise Refusal(f"{number!r} is not prefill=N or decode=N")
+    return _ask(host, port, " ".join(["scale", *numbers]), "the scaling")
+
+
+def _ask(host: str | None, port: int, command: str, what: str) -> int:
     try:
-        for line in control.ask(_socket(host, port), "restart"):
+        for line in control.ask(_socket(host, port), command):
             typer.echo(line)
     except OSError as error:
         where = port if host is None else f"{host}:{port}"
         raise Refusal(f"no `baton up` of this user serves at {where}; name its --port, and --host") from error
     except control.CommandFailed as failure:
-        raise Refusal(f"the restart went no further: {failure}") from failure
+        raise Refusal(f"{what} went no further: {failure}") from failure
     return 0
 
 

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from services.config import WorkerRole
 from services.launcher.listener import Listener, SafeListener
 from services.launcher.readiness import NeverReady, NotYet, Probe
 from services.process.backoff import Backoff
@@ -33,6 +34,15 @@ _MAX_HELD_LINES = 200
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """A worker's place in its stack. A worker that replaces another one has the same."""
+
+    role: WorkerRole
+    number: int  # among workers of its role
+    index: int  # among all workers
+
+
+@dataclass(frozen=True, slots=True)
 class ChildSpec:
     """A child to start, and the probe that tells whether it serves."""
 
@@ -42,6 +52,7 @@ class ChildSpec:
     environment: Mapping[str, str] = field(default_factory=dict)  # beside that of all children
     inherited_fds: tuple[int, ...] = ()  # stay open in the child
     ready_within_s: float = 1800.0  # what is not ready by then is ended
+    place: Place | None = None  # None: it is no worker
     # Makes the spec of a child that can serve beside this one and then in its place. None: there is no such.
     successor: "Callable[[], ChildSpec] | None" = None
 
@@ -84,11 +95,17 @@ class Supervisor:
         self._ending: asyncio.subprocess.Process | None = None
         self._retired = asyncio.Event()
         self._hopeless = ""  # the reason why this life's child was ended before it was ready
+        self._serves = False
 
     @property
     def retired(self) -> bool:
         """True for a child that was told to end for good, whether it has ended or not."""
         return self._retired.is_set()
+
+    @property
+    def serves(self) -> bool:
+        """True from the moment at which the probe found that the child serves until it ends or is told to end."""
+        return self._serves and not self.retired
 
     async def run(self) -> None:
         """Starts the child, again and again, until it is retired. Raises ChildFailed if it is never ready."""
@@ -146,6 +163,7 @@ class Supervisor:
             try:
                 return await process.wait()
             finally:
+                self._serves = False
                 announce.cancel()
                 retire.cancel()
                 await self._end(process)
@@ -179,6 +197,7 @@ class Supervisor:
             await self._end(process)
             return
         self._listener.ready(self.spec.name, time.monotonic() - started)
+        self._serves = True
         self.was_ready.set()
         while self._held:
             self._listener.line(self.spec.name, self._held.popleft())

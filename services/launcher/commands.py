@@ -2,14 +2,16 @@
 
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
 from services.config import API_KEY_VARIABLE, KEYS_VARIABLE, REDIS_URL_VARIABLE, WorkerRole
-from services.launcher import certificates, ports, readiness
-from services.launcher.child import ChildSpec
+from services.config.engine import RoomConfig
+from services.launcher import certificates, ports, readiness, room
+from services.launcher.child import ChildSpec, Place
+from services.launcher.members import Growth
 from services.process import child_config, lifeline
 from services.process.configs import GatewayConfig, ProcessSettings, ServingSettings, UpConfig, WorkerConfig
 from services.tls.roles import CertificateRole
@@ -24,6 +26,7 @@ class Stack:
     redis: ChildSpec | None
     workers: tuple[ChildSpec, ...]
     gateway: ChildSpec
+    growth: Growth | None = None  # None: the gateway was told the addresses of all workers that there are
 
     def in_order(self) -> list[tuple[ChildSpec, ...]]:
         """Those that start together, in turn."""
@@ -51,18 +54,21 @@ def stack(config: UpConfig, worker_ports: list[int], redis_socket: Path | None, 
     """
     asked_at, within_s = admin_url(config.serving), config.start_timeout_s
     operator = _process(config, CertificateRole.OPERATOR).mtls
-    roles = [WorkerRole.PREFILL] * config.num_prefill + [WorkerRole.DECODE] * config.num_decode
-    numbers = [*range(config.num_prefill), *range(config.num_decode)]
-    workers = [
-        _worker(f"{role.value}-{number}", worker_config(config, role, port, index), asked_at, operator)
-        for index, (role, number, port) in enumerate(zip(roles, numbers, worker_ports, strict=True))
-    ]
-    addresses = tuple(f"{_WORKER_HOST}:{port}" for port in worker_ports)
+    makers = _Workers(config, asked_at, operator)
+    workers = [makers.first(place, port) for place, port in zip(_first_places(config), worker_ports, strict=True)]
+    addresses = tuple(map(_address, worker_ports))
     return Stack(
         redis=None if redis_socket is None else _redis(redis_socket),
-        workers=tuple(replace(worker, ready_within_s=within_s) for worker in workers),
+        workers=tuple(workers),
         gateway=replace(_gateway(gateway_config(config, addresses, fds), asked_at, fds), ready_within_s=within_s),
+        growth=Growth(makers.later, makers.check_room) if config.process.redis_url else None,
     )
+
+
+def _first_places(config: UpConfig) -> list[Place]:
+    roles = [WorkerRole.PREFILL] * config.num_prefill + [WorkerRole.DECODE] * config.num_decode
+    numbers = [*range(config.num_prefill), *range(config.num_decode)]
+    return [Place(role, number, index) for index, (role, number) in enumerate(zip(roles, numbers, strict=True))]
 
 
 def has_redis() -> bool:
@@ -82,13 +88,12 @@ def with_certificates(config: UpConfig, directory: Path) -> UpConfig:
     return replace(config, certificates=directory, serving=serving)
 
 
-def worker_config(config: UpConfig, role: WorkerRole, port: int, index: int) -> WorkerConfig:
-    """The configuration of one worker of the stack; index: among those of both roles."""
-    engine = replace(config.workers.engine, worker_index=index, num_workers=num_workers(config))
+def worker_config(config: UpConfig, place: Place, port: int) -> WorkerConfig:
+    """The configuration of one worker of the stack."""
+    engine = replace(config.workers.engine, worker_index=place.index, num_workers=num_workers(config))
+    process = _process(config, CertificateRole(place.role))
     workers = replace(config.workers, engine=engine)
-    return WorkerConfig(
-        role=role, host=_WORKER_HOST, port=port, workers=workers, process=_process(config, CertificateRole(role))
-    )
+    return WorkerConfig(role=place.role, host=_WORKER_HOST, port=port, workers=workers, process=process)
 
 
 def gateway_config(config: UpConfig, addresses: tuple[str, ...], fds: GatewayFds) -> GatewayConfig:
@@ -134,19 +139,45 @@ def _redis_url(socket: Path) -> str:
     return f"unix://{quote(str(socket))}"
 
 
-def _worker(name: str, config: WorkerConfig, admin_url: str, operator: Path | None) -> ChildSpec:
-    serving = readiness.grpc_serving(f"{config.host}:{config.port}", operator)
-    command = _baton(config.role.value, config.port)
-    if config.process.redis_url is None:  # the gateway was told all addresses that there are
-        return ChildSpec(name, command, serving, child_config.environment(config))
+@dataclass(frozen=True, slots=True)
+class _Workers:
+    """Makes workers. One of the start is ready when it serves, a later one when the gateway is connected to it, too."""
 
-    def successor() -> ChildSpec:
-        next_config = replace(config, port=ports.free_ports(config.host, 1)[0])
-        spec = _worker(name, next_config, admin_url, operator)
-        address = f"{next_config.host}:{next_config.port}"
-        return replace(spec, probe=readiness.known_worker(address, spec.probe, admin_url))
+    config: UpConfig
+    admin_url: str
+    operator: Path | None  # directory with a certificate to ask workers with
 
-    return ChildSpec(name, command, serving, child_config.environment(config), successor=successor)
+    def first(self, place: Place, port: int) -> ChildSpec:
+        """A worker that the stack begins with."""
+        config = worker_config(self.config, place, port)
+        can_move = config.process.redis_url is not None  # else the gateway was told all addresses that there are
+        return ChildSpec(
+            name=f"{place.role.value}-{place.number}",
+            command=_baton(place.role.value, port),
+            probe=readiness.grpc_serving(_address(port), self.operator),
+            environment=child_config.environment(config),
+            ready_within_s=self.config.start_timeout_s,
+            place=place,
+            successor=(lambda: self.later([place])[0]) if can_move else None,
+        )
+
+    def later(self, places: Sequence[Place]) -> list[ChildSpec]:
+        """Workers for a stack that serves, at free ports. Raises PortUnavailable."""
+        free = ports.free_ports(_WORKER_HOST, len(places))
+        specs = [self.first(place, port) for place, port in zip(places, free, strict=True)]
+        return [
+            replace(spec, probe=readiness.known_worker(_address(port), spec.probe, self.admin_url))
+            for spec, port in zip(specs, free, strict=True)
+        ]
+
+    def check_room(self, places: Sequence[Place], environment: Mapping[str, str]) -> Awaitable[None]:
+        """Raises CommandFailed where this machine has no room for such workers beside those that run."""
+        engine = replace(self.config.workers.engine, num_workers=num_workers(self.config))
+        return room.check(RoomConfig(engine=engine, indexes=tuple(place.index for place in places)), environment)
+
+
+def _address(port: int) -> str:
+    return f"{_WORKER_HOST}:{port}"
 
 
 def _gateway(config: GatewayConfig, admin_url: str, fds: GatewayFds) -> ChildSpec:

@@ -1,14 +1,17 @@
 """The socket at which a running `baton up` takes commands, and the client's side of it.
 
-A command is one line. The answer is a JSON object for each line that a person is to read, `{"said": text}`, and at the
-end `{"failed": text}` or `{"done": true}`. Every few seconds comes a sign of life. A client that leaves cancels its
-command.
+A command is one line: a name, then arguments, each NAME=VALUE. The answer is a JSON object for each line that a person
+is to read, `{"said": text}`, and at the end `{"failed": text}` or `{"done": true}`. Every few seconds comes a sign of
+life. A client that leaves cancels its command.
 
-    client                      launcher
-      restart\n  ───────────────▶  one command at a time
-      {"alive": true}  ◀─────────  at once, and every few seconds
-      {"said": "..."}  ◀─────────
-      {"done": true}   ◀─────────
+    client                          launcher
+      scale prefill=2\n  ───────────▶  one command at a time
+      {"alive": true}  ◀─────────────  at once, and every few seconds
+      {"said": "..."}  ◀─────────────
+      {"done": true}   ◀─────────────
+
+Client and launcher may be of different versions: a launcher refuses a command that it does not know, and a client
+passes over what it does not know of an answer.
 """
 
 import asyncio
@@ -25,8 +28,11 @@ _ALIVE_EVERY_S = 5.0
 SILENCE_S = 60.0  # a launcher that says nothing for so long hangs, or is stopped
 _COMMAND_S = 10.0  # for a client's one line
 
+Arguments = Mapping[str, str]
 Tell = Callable[[str], None]  # called with each line for the person who gave the command
-Command = Callable[[Tell], Awaitable[None]]
+Command = Callable[[Arguments, Tell], Awaitable[None]]
+
+_UNKNOWN = "there is no command"  # how every version's refusal begins
 
 
 class CommandFailed(Exception):
@@ -91,7 +97,10 @@ async def listening(path: Path, commands: Mapping[str, Command]) -> AsyncIterato
 
 
 def ask(path: Path, command: str, silence_s: float = SILENCE_S) -> Iterator[str]:
-    """Yields the lines of the answer as they come. Raises CommandFailed, or OSError where nobody listens."""
+    """Yields the lines of the answer as they come. Raises CommandFailed, or OSError where nobody listens.
+
+    command: its name and its arguments, as words with spaces between them.
+    """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(silence_s)
         try:
@@ -102,7 +111,7 @@ def ask(path: Path, command: str, silence_s: float = SILENCE_S) -> Iterator[str]
                 for line in stream:
                     answer = json.loads(line)
                     if "failed" in answer:
-                        raise CommandFailed(answer["failed"])
+                        raise CommandFailed(_in_full(answer["failed"]))
                     if "done" in answer:
                         return
                     if "said" in answer:
@@ -114,6 +123,12 @@ def ask(path: Path, command: str, silence_s: float = SILENCE_S) -> Iterator[str]
     raise CommandFailed("baton up ended before it had answered")
 
 
+def _in_full(failure: str) -> str:
+    if failure.startswith(_UNKNOWN):
+        return f"{failure}: this `baton up` is of another version; end it, and start it again"
+    return failure
+
+
 async def _answer(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, commands: Mapping[str, Command], busy: asyncio.Lock
 ) -> None:
@@ -121,14 +136,14 @@ async def _answer(
         writer.write(json.dumps({key: value}).encode() + b"\n")
 
     try:
-        name = await _read_command(reader)
+        name, arguments = await _read_command(reader)
         if name not in commands:
-            send("failed", f"there is no command {name!r}")
+            send("failed", f"{_UNKNOWN} {name!r}")
         elif busy.locked():
             send("failed", "another command is under way")
         else:
             async with busy:
-                work = commands[name](lambda text: send("said", text))
+                work = commands[name](arguments, lambda text: send("said", text))
                 await _while_connected(reader, work, lambda: send("alive", True))
             send("done", True)
     except CommandFailed as failure:
@@ -137,13 +152,21 @@ async def _answer(
         send("failed", f"the command failed: {error!r}")
 
 
-async def _read_command(reader: asyncio.StreamReader) -> str:
-    """Raises CommandFailed."""
+async def _read_command(reader: asyncio.StreamReader) -> tuple[str, Arguments]:
+    """Returns its name and its arguments. Raises CommandFailed."""
     try:
         async with asyncio.timeout(_COMMAND_S):
-            return (await reader.readline()).decode(errors="replace").strip()
+            line = (await reader.readline()).decode(errors="replace")
     except TimeoutError:
         raise CommandFailed(f"no command came within {_COMMAND_S:g} s") from None
+    name, *words = line.split() or [""]
+    arguments: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not (key and equals) or key in arguments:
+            raise CommandFailed(f"{word!r} is not NAME=VALUE, or has a name that was there already")
+        arguments[key] = value
+    return name, arguments
 
 
 async def _while_connected(reader: asyncio.StreamReader, work: Awaitable[None], say_alive: Callable[[], None]) -> None:

@@ -4,11 +4,13 @@ import asyncio
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from services.launcher import banner, certificates, commands, control, display, ports, random_model
 from services.launcher.child import ChildFailed
 from services.launcher.launcher import Launcher
+from services.launcher.members import Start
 from services.launcher.private_directory import private_directory
 from services.process.backoff import Backoff
 from services.process.configs import UpConfig
@@ -56,14 +58,13 @@ def _serve(
         config = commands.with_redis(config, redis_socket)
     try:
         stack = commands.stack(config, worker_ports, redis_socket, fds)
-        launcher = Launcher(
-            stack,
-            commands.environment(os.environ, len(stack.workers)),
+        start = Start(
+            partial(commands.environment, os.environ),
             screen,
             lambda: Backoff(_FIRST_WAIT_S, _LONGEST_WAIT_S),
             config.process.drain_timeout_s + _ENDING_S,
-            control.socket_path(config.serving.host, config.serving.port),
         )
+        launcher = Launcher(stack, start, control.socket_path(config.serving.host, config.serving.port))
         asyncio.run(launcher.run(lambda: banner.print_ready(config)))
     except TlsError as error:
         return _refuse(str(error))

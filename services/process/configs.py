@@ -509,7 +509,8 @@ class UpConfig:
             flag="--start-timeout",
             min=1,
             metavar="SECONDS",
-            help="How long a worker or the gateway may take until it serves, at the start and in a restart.",
+            help="How long a worker or the gateway may take until it serves, at the start, in a restart and where "
+            "`baton scale` starts it.",
         ),
     ] = 1800.0
     workers: WorkerSettings  # of every worker

@@ -12,23 +12,23 @@ import psutil
 
 from tests.e2e.stack import Endpoint, wait_until
 
-_WORKERS = 4
-
 
 @dataclass
 class UpStack:
-    """Two workers of each role, a gateway and Redis, all started by one `baton up`."""
+    """Workers of each role, a gateway and Redis, all started by one `baton up`."""
 
     model: Path
     directory: Path  # for the socket of its commands
     gateway: Endpoint = field(default_factory=Endpoint)
     options: tuple[str, ...] = ()  # further ones
+    each: int = field(default=2, kw_only=True)  # workers of each role, at its start
     python: str = sys.executable  # that runs all of them
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Starts all; the context ends them."""
-        command = ["up", "--model", str(self.model), "--served-model-name", "tiny", "--prefill", "2", "--decode", "2"]
+        command = ["up", "--model", str(self.model), "--served-model-name", "tiny"]
+        command += ["--prefill", str(self.each), "--decode", str(self.each)]
         command += self.gateway.options
         command += ["--device", "cpu", "--kv-memory", "16MiB", "--num-threads", "1", "--handoff", "always"]
         command += self.options
@@ -45,12 +45,15 @@ class UpStack:
     def heal(self) -> None:
         """Waits until everything runs, which is the launcher's work."""
         wait_until(lambda: self.gateway.get("/ready")[0] == 200, 240, "a gateway that is ready")
-        self.gateway.wait_for_workers(_WORKERS)
+        self.gateway.wait_for_workers(2 * self.each)
 
     def restart(self) -> subprocess.Popen[str]:
         """Starts `baton restart`."""
-        command = ["restart", "--port", str(self.gateway.port)]
-        return self._baton(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        return self._command("restart")
+
+    def scale(self, *numbers: str) -> subprocess.Popen[str]:
+        """Starts `baton scale`; each as `decode=2`."""
+        return self._command("scale", *numbers)
 
     def pids_of(self, role: str) -> list[int]:
         """The ids of the processes of a role, as `gateway`."""
@@ -65,6 +68,10 @@ class UpStack:
         """One of its processes, by the command that it runs: prefill, decode or gateway."""
         found = [child for child in psutil.Process(self.process.pid).children() if command in child.cmdline()]
         return sorted(found, key=lambda child: child.pid)[number]
+
+    def _command(self, *words: str) -> subprocess.Popen[str]:
+        arguments = [*words, "--port", str(self.gateway.port)]
+        return self._baton(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def _baton(
         self, arguments: list[str], stdout: int | None = None, stderr: int | None = None

@@ -1,8 +1,8 @@
 """A child for launcher tests: serves GET /ready on a port, after it said so. Several may serve on one port.
 
-stand_in.py PORT [refuse | deaf | slow]
+stand_in.py PORT [refuse | deaf | slow | once:FILE]
     refuse: ends at once with a line that says why        deaf: does not end on SIGTERM
-    slow: never listens
+    slow: never listens                                   once: as slow where the file is there, which it makes
 """
 
 import json
@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 from services.process import lifeline
 
@@ -38,9 +39,12 @@ def main(port: int, manner: str) -> None:
     if manner == "refuse":
         sys.exit("baton: missing tensor model.norm.weight")
     if manner == "deaf":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if manner == "slow":
+        signal.signal(signal.SIGTERM, lambda *_: print("told to end", flush=True))
+    once = Path(manner.removeprefix("once:")) if manner.startswith("once:") else None
+    if manner == "slow" or (once is not None and once.exists()):
         time.sleep(3600)
+    if once is not None:
+        once.touch()
     server = SharingServer(("127.0.0.1", port), Ready)
     print("listening", flush=True)
     server.serve_forever()

@@ -1,20 +1,28 @@
 """A launcher over stand-ins, as a process of its own.
 
 stand_in_stack.py CONTROL WORKER_PORT GATEWAY_PORT [manner of the worker] prints a line for each event, for a test to
-read. CONTROL: the path of the socket for commands. The gateway has no successor; the worker's has the manner that the
-file beside CONTROL says, if there is one.
+read. CONTROL: the path of the socket for commands. The gateway has no successor; the worker's, and workers that are
+started later, have the manner that the file `manner` beside CONTROL says, if there is one. There is no room for more
+where a file `full` says why.
 """
 
 import asyncio
 import os
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from services.config import WorkerRole
 from services.launcher import child
-from services.launcher.child import ChildFailed, ChildSpec
+from services.launcher.child import ChildFailed, ChildSpec, Place
 from services.launcher.commands import Stack, environment
+from services.launcher.control import CommandFailed
 from services.launcher.launcher import Launcher
+from services.launcher.members import Growth, Start
+from services.launcher.ports import free_ports
 from services.launcher.readiness import NeverReady, NotYet, Probe, gateway_ready
 from services.process.backoff import Backoff
 
@@ -42,13 +50,34 @@ class Printer:
         print("say", text, flush=True)
 
 
-def stand_in(name: str, port: int, manner: str, next_manner: Path | None = None) -> ChildSpec:
+def stand_in(name: str, port: int, manner: str) -> ChildSpec:
     command = (sys.executable, str(STAND_IN), str(port), manner)
-    successor = None
-    if next_manner is not None:
-        successor = lambda: stand_in(name, port, next_manner.read_text() if next_manner.exists() else "", next_manner)
     probe = gateway_ready(f"http://127.0.0.1:{port}")
-    return ChildSpec(name, command, late(probe) if manner == "late" else probe, successor=successor)
+    return ChildSpec(name, command, late(probe) if manner == "late" else probe)
+
+
+class Workers:
+    """Makes workers of the manner that the file says."""
+
+    def __init__(self, directory: Path) -> None:
+        self._manner, self._full = directory / "manner", directory / "full"
+
+    def first(self, name: str, place: Place, port: int, manner: str) -> ChildSpec:
+        successor = lambda: self.first(name, place, port, self._next_manner())
+        return replace(stand_in(name, port, manner), successor=successor, place=place)
+
+    def later(self, places: Sequence[Place]) -> list[ChildSpec]:
+        return [
+            self.first(f"{place.role.value}-{place.number}", place, port, self._next_manner())
+            for place, port in zip(places, free_ports("127.0.0.1", len(places)), strict=True)
+        ]
+
+    async def check_room(self, places: Sequence[Place], environment: Mapping[str, str]) -> None:
+        if self._full.exists():
+            raise CommandFailed(self._full.read_text())
+
+    def _next_manner(self) -> str:
+        return self._manner.read_text() if self._manner.exists() else ""
 
 
 def late(probe: Probe) -> Probe:
@@ -66,9 +95,12 @@ async def say_ready() -> None:
 
 
 def main(control: Path, worker_port: int, gateway_port: int, manner: str) -> int:
-    worker = stand_in("worker", worker_port, manner, control.with_name("manner"))
-    stack = Stack(redis=None, workers=(worker,), gateway=stand_in("gateway", gateway_port, ""))
-    launcher = Launcher(stack, environment(os.environ, 1), Printer(), lambda: Backoff(0.01, 30.0), GRACE_S, control)
+    workers = Workers(control.parent)
+    worker = workers.first("worker", Place(WorkerRole.DECODE, 0, 0), worker_port, manner)
+    growth = Growth(workers.later, workers.check_room)
+    stack = Stack(redis=None, workers=(worker,), gateway=stand_in("gateway", gateway_port, ""), growth=growth)
+    start = Start(partial(environment, os.environ), Printer(), lambda: Backoff(0.01, 30.0), GRACE_S)
+    launcher = Launcher(stack, start, control)
     try:
         asyncio.run(launcher.run(say_ready))
     except ChildFailed as failure:

@@ -26,7 +26,7 @@ from services.config import (
 from services.config.engine import EngineConfig
 from services.launcher import certificates, commands
 from services.launcher.authority import Authority
-from services.launcher.child import ChildSpec
+from services.launcher.child import ChildSpec, Place
 from services.process import child_config
 from services.process.configs import (
     GatewayConfig,
@@ -192,6 +192,36 @@ def test_workers_know_how_many_they_are() -> None:
     config = replace(UP, workers=WorkerSettings(engine=EngineConfig(model=Path("m"))))
     found = [taken(child, WorkerConfig).workers.engine for child in commands.stack(config, PORTS, None, FDS).workers]
     assert [(engine.worker_index, engine.num_workers) for engine in found] == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_workers_that_come_later_have_ports_of_their_own_and_the_share_of_the_start() -> None:
+    growth = commands.stack(UP, PORTS, None, FDS).growth
+    assert growth is not None
+    later = growth.specs([Place(WorkerRole.PREFILL, 1, 3), Place(WorkerRole.DECODE, 4, 1)])
+    assert [child.name for child in later] == ["prefill-1", "decode-4"]
+    found = [taken(child, WorkerConfig) for child in later]
+    assert len({worker.port for worker in found} - set(PORTS)) == 2
+    for worker, role, index in zip(found, (WorkerRole.PREFILL, WorkerRole.DECODE), (3, 1), strict=True):
+        engine = replace(ENGINE, worker_index=index, num_workers=3)
+        workers = replace(WORKERS, engine=engine)
+        assert worker == WorkerConfig(role=role, port=worker.port, workers=workers, process=PROCESS)
+
+
+def test_a_successor_has_the_place_of_the_worker_that_it_replaces_and_another_port() -> None:
+    worker = commands.stack(UP, PORTS, None, FDS).workers[1]
+    assert worker.successor is not None
+    successor = worker.successor()
+    assert (successor.name, successor.place) == (worker.name, worker.place)
+    assert (worker.name, worker.place) == ("decode-0", Place(WorkerRole.DECODE, 0, 1))
+    old, new = taken(worker, WorkerConfig), taken(successor, WorkerConfig)
+    assert new.port not in PORTS
+    assert replace(new, port=old.port) == old
+
+
+def test_a_stack_without_redis_has_the_workers_of_its_start_and_no_others() -> None:
+    stack = commands.stack(replace(UP, process=ProcessSettings()), PORTS, None, FDS)
+    assert stack.growth is None
+    assert {worker.successor for worker in stack.workers} == {None}
 
 
 def test_a_stack_with_redis_starts_it_first_and_the_gateway_asks_it() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.restart import restart
+from services.cli.running import restart
 from services.config.option import Refusal
 from services.launcher import control
 
@@ -19,7 +19,7 @@ async def asked(path: Path, command: str) -> list[str]:
 
 
 async def test_lines_come_as_they_are_said_and_the_end_is_known(tmp_path: Path) -> None:
-    async def count(tell: control.Tell) -> None:
+    async def count(arguments: control.Arguments, tell: control.Tell) -> None:
         tell("one")
         await asyncio.sleep(0)
         tell("two")
@@ -34,7 +34,7 @@ async def test_lines_come_as_they_are_said_and_the_end_is_known(tmp_path: Path) 
 
 
 async def test_a_command_that_fails_says_why(tmp_path: Path) -> None:
-    async def fail(tell: control.Tell) -> None:
+    async def fail(arguments: control.Arguments, tell: control.Tell) -> None:
         raise control.CommandFailed("no room")
 
     path = tmp_path / "private" / "control"
@@ -48,7 +48,7 @@ async def test_a_command_that_fails_says_why(tmp_path: Path) -> None:
 async def test_there_is_one_command_at_a_time_and_a_client_that_leaves_cancels_its_own(tmp_path: Path) -> None:
     begun, cancelled = asyncio.Event(), asyncio.Event()
 
-    async def wait(tell: control.Tell) -> None:
+    async def wait(arguments: control.Arguments, tell: control.Tell) -> None:
         begun.set()
         try:
             await asyncio.Event().wait()
@@ -67,7 +67,7 @@ async def test_there_is_one_command_at_a_time_and_a_client_that_leaves_cancels_i
 
 
 async def test_a_socket_that_a_killed_launcher_left_is_replaced(tmp_path: Path) -> None:
-    async def nothing(tell: control.Tell) -> None:
+    async def nothing(arguments: control.Arguments, tell: control.Tell) -> None:
         """Does nothing."""
 
     path = tmp_path / "private" / "control"
@@ -95,7 +95,7 @@ def test_the_socket_is_in_the_user_s_runtime_directory_where_there_is_one(monkey
 async def test_two_stacks_at_one_port_of_different_addresses_have_sockets_of_their_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    async def nothing(tell: control.Tell) -> None:
+    async def nothing(arguments: control.Arguments, tell: control.Tell) -> None:
         """Does nothing."""
 
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -120,7 +120,7 @@ async def test_a_client_waits_while_there_are_signs_of_life_and_no_longer(
 ) -> None:
     """The silent launcher is one that was stopped: its kernel still takes connections."""
 
-    async def take_long(tell: control.Tell) -> None:
+    async def take_long(arguments: control.Arguments, tell: control.Tell) -> None:
         await asyncio.sleep(1)
         tell("at last")
 

@@ -15,6 +15,7 @@ from services.launcher import control
 from services.launcher.child import ChildFailed, ChildSpec, Supervisor
 from services.launcher.commands import Stack
 from services.launcher.launcher import Launcher
+from services.launcher.members import Start
 from services.process import supervised
 from services.process.backoff import Backoff
 from tests.failures import FAILURES, NAMES, failing, first
@@ -95,7 +96,7 @@ def child(name: str, pids: dict[str, int]) -> ChildSpec:
 async def running(tmp_path: Path) -> AsyncIterator[Running]:
     screen, path, pids = Screen(), tmp_path / "run" / "control", dict[str, int]()
     stack = Stack(redis=None, workers=(child("worker", pids),), gateway=child("gateway", pids))
-    launcher = Launcher(stack, {}, screen, backoff, 30.0, path)
+    launcher = Launcher(stack, Start(lambda _: {}, screen, backoff, 30.0), path)
     started = Running(screen, path, pids)
     serving = asyncio.create_task(launcher.run(nothing))
     try:
@@ -183,7 +184,7 @@ async def test_a_socket_for_commands_that_cannot_be_made_is_made_later(tmp_path:
                 await asyncio.sleep(0.005)
     stack = await entering
     try:
-        assert said(stack, "the socket of `baton restart` failed") == 1
+        assert said(stack, "the socket for commands failed") == 1
         assert stack.count("died") == 0
     finally:
         await starting.__aexit__(None, None, None)

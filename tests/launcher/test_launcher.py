@@ -1,65 +1,15 @@
 """A launcher as a real process, over real children that die real deaths."""
 
-import contextlib
-import os
 import signal
 import socket
-import subprocess
-import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import IO
+from collections.abc import Iterator
 
-import psutil
 import pytest
 
 from services.launcher import control
-from services.launcher.ports import free_ports
-
-HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
-
-
-class Stack:
-    """A launcher process over a stand-in worker and a stand-in gateway."""
-
-    def __init__(self, manner: str = "") -> None:
-        self.ports = free_ports("127.0.0.1", 2)
-        self._directory = tempfile.TemporaryDirectory()
-        self.control = Path(self._directory.name) / "control"
-        arguments = [str(self.control), *map(str, self.ports), manner]
-        self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "stand_in_stack.py"), *arguments],
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            text=True,
-        )
-        assert self.process.stdout is not None
-        self.output: IO[str] = self.process.stdout
-        self.seen: list[str] = []
-
-    def read_until(self, start: str) -> str:
-        """The next line that starts so. Fails when the output ends before."""
-        for line in self.output:
-            self.seen.append(line.strip())
-            if line.startswith(start):
-                return line.strip()
-        pytest.fail(f"no {start!r} in {self.seen}")
-
-    def children(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children()
-
-    def child(self, port: int) -> psutil.Process:
-        return next(child for child in self.children() if str(port) in child.cmdline())
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.output.close()
-        self._directory.cleanup()
+from tests.launcher.launched import Stack, ask, asking, assert_gone, is_alive, listens, living, wait_for
 
 
 @pytest.fixture
@@ -69,21 +19,6 @@ def stack() -> Iterator[Stack]:
     stack.read_until("all ready")
     yield stack
     stack.close()
-
-
-def assert_gone(children: list[psutil.Process], within_s: float) -> None:
-    deadline = time.monotonic() + within_s
-    while any(is_alive(child) for child in children):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def is_alive(process: psutil.Process) -> bool:
-    """A zombie is not: whoever adopted it has only not looked yet."""
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_the_gateway_starts_only_when_the_worker_is_ready(stack: Stack) -> None:
@@ -159,24 +94,6 @@ def test_a_second_signal_does_not_wait_for_a_deaf_child() -> None:
         stack.close()
 
 
-def ask(stack: Stack) -> list[str]:
-    """What a restart says."""
-    wait_for(lambda: listens(stack.control))  # the socket is there a moment before it is listened at
-    return list(control.ask(stack.control, "restart"))
-
-
-def listens(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as probe:
-        return probe.connect_ex(str(path)) == 0
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_restart_replaces_a_child_once_its_successor_is_ready(stack: Stack) -> None:
     worker, gateway = (stack.child(port) for port in stack.ports)
     for _ in range(2):  # a successor has successors too
@@ -225,14 +142,14 @@ def test_a_stack_that_ends_during_a_restart_ends_all_and_says_so() -> None:
             except control.CommandFailed as failure:
                 failed.append(failure)
 
-        asking = threading.Thread(target=restart)
-        asking.start()
+        client = threading.Thread(target=restart)
+        client.start()
         stack.read_until("ready worker")
         wait_for(lambda: len(stack.children()) == 3)
         children = stack.children()
         time.sleep(0.2)  # the old worker is told to end
         stack.process.terminate()
-        asking.join(60)
+        client.join(60)
         assert str(failed[0]) == "baton up ended before it had answered"
         stack.process.terminate()
         stack.read_until("ended")
@@ -241,28 +158,12 @@ def test_a_stack_that_ends_during_a_restart_ends_all_and_says_so() -> None:
         stack.close()
 
 
-@contextlib.contextmanager
-def restarting(stack: Stack) -> Iterator[None]:
-    """A client that asks for a restart, and leaves at the end of the context, as at Ctrl-C."""
-    wait_for(lambda: listens(stack.control))
-    with socket.socket(socket.AF_UNIX) as client:
-        client.connect(str(stack.control))
-        client.sendall(b"restart\n")
-        yield
-    time.sleep(0.2)  # until the launcher has noticed
-
-
-def living(stack: Stack) -> list[psutil.Process]:
-    """The children that are no zombies."""
-    return [child for child in stack.children() if is_alive(child)]
-
-
 def test_a_restart_that_is_interrupted_again_and_again_leaves_as_many_children_as_there_were(stack: Stack) -> None:
     """While the successor loads, and when it is ready."""
     manner = stack.control.with_name("manner")
     for stage in ("slow", "", "slow", "", ""):
         manner.write_text(stage)
-        with restarting(stack):
+        with asking(stack):
             wait_for(lambda: len(living(stack)) == 3)
             if stage != "slow":
                 stack.read_until("ready worker")
@@ -277,17 +178,17 @@ def test_a_restart_first_waits_for_what_an_earlier_one_told_to_end() -> None:
     try:
         stack.read_until("all ready")
         worker = stack.child(stack.ports[0])
-        with restarting(stack):
+        with asking(stack):
             stack.read_until("ready worker")
             time.sleep(0.2)  # the old worker is told to end, and does not
         said: list[str] = []
-        asking = threading.Thread(target=lambda: said.extend(ask(stack)))
-        asking.start()
+        client = threading.Thread(target=lambda: said.extend(ask(stack)))
+        client.start()
         time.sleep(0.2)  # for the second restart to begin
         worker.kill()
-        asking.join(60)
+        client.join(60)
         assert len(living(stack)) == 2
-        assert said[0] == "worker of an earlier restart has not ended yet: waiting for it"
+        assert said[0] == "worker of an earlier command has not ended yet: waiting for it"
         assert said[1].startswith("worker is replaced: ")
     finally:
         stack.close()
