@@ -95,7 +95,7 @@ class SequenceEdits:
         return self._leaves_any
 
     def apart(self) -> "SequenceEdits":
-        """Returns the same edits for tokens of which some may not stay: what is counted of them is forgotten."""
+        """Returns the same edits for tokens of which some may not stay: their counts are not kept."""
         edits = copy(self)
         edits._counts = None
         return edits
