@@ -5,7 +5,7 @@ would change the computation and is not implemented is refused by name: no setti
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from services.engine.models.model_config import ModelConfig, Shard, read_dtype
 from services.engine.models.rope_settings import FrequencyFactors, parse_rope
@@ -59,6 +59,22 @@ class MlpTensors:
     shares: Callable[["DecoderConfig", Shard], Shares]
 
 
+def gated_mlp_shapes(config: "DecoderConfig") -> Shapes:
+    """Returns the shapes of a gated MLP's tensors."""
+    hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+    gate, up = (linear_shapes(f"mlp.{name}_proj", inner, hidden, bias) for name in ("gate", "up"))
+    return gate | up | linear_shapes("mlp.down_proj", hidden, inner, bias)
+
+
+def gated_mlp_shares(config: "DecoderConfig", shard: Shard) -> Shares:
+    """Returns the shares of a gated MLP's tensors that one rank reads."""
+    gate, up = (shares_of_outputs(f"mlp.{name}_proj", shard.intermediate, config.mlp_bias) for name in ("gate", "up"))
+    return gate | up | shares_of_inputs("mlp.down_proj", shard.intermediate, config.mlp_bias)
+
+
+GATED_MLP = MlpTensors(gated_mlp_shapes, gated_mlp_shares)
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """The differences of an architecture from the plain decoder."""
@@ -69,7 +85,7 @@ class Family:
     qk_norm: bool = False  # RMSNorm over each head of Q and K, before the rotary embedding
     default_head_dim: int | None = None  # None: hidden_size / num_attention_heads
     window: Callable[[ConfigSettings], int | None] = no_window  # reads config.json
-    mlp: MlpTensors = field(default_factory=lambda: MlpTensors(gated_mlp_shapes, gated_mlp_shares))
+    mlp: MlpTensors = GATED_MLP
 
 
 FAMILIES = {
@@ -145,19 +161,6 @@ def decoder_shapes(config: DecoderConfig) -> Shapes:
     for layer in range(config.num_layers):
         shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in _layer_shapes(config).items()}
     return shapes
-
-
-def gated_mlp_shapes(config: DecoderConfig) -> Shapes:
-    """Returns the shapes of a gated MLP's tensors."""
-    hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-    gate, up = (linear_shapes(f"mlp.{name}_proj", inner, hidden, bias) for name in ("gate", "up"))
-    return gate | up | linear_shapes("mlp.down_proj", hidden, inner, bias)
-
-
-def gated_mlp_shares(config: DecoderConfig, shard: Shard) -> Shares:
-    """Returns the shares of a gated MLP's tensors that one rank reads."""
-    gate, up = (shares_of_outputs(f"mlp.{name}_proj", shard.intermediate, config.mlp_bias) for name in ("gate", "up"))
-    return gate | up | shares_of_inputs("mlp.down_proj", shard.intermediate, config.mlp_bias)
 
 
 def decoder_shares(config: DecoderConfig, shard: Shard) -> Shares:
