@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 from typing import Any
 
 import llguidance
@@ -15,6 +16,7 @@ from services.gateway.api.grammars.checks import GrammarChecks
 from services.gateway.api.grammars.json_schema import close_objects
 from services.gateway.api.grammars.structured_output import grammar_of
 from services.gateway.api.requests.structured import ResponseFormat, StructuredOutputs
+from services.gateway.side import processes as side_processes
 from services.gateway.side.processes import SideProcesses
 from services.gateway.text.tokenizer import Tokenizer
 from tests.gateway.running_processes import busy_ones, running_processes
@@ -136,16 +138,20 @@ async def test_many_different_forms_wait_for_each_other(processes: SideProcesses
     await asyncio.gather(*checks_of(GrammarChecks(processes), forms))
 
 
-async def test_a_death_that_is_not_the_form_s_own_is_not_kept(processes: SideProcesses) -> None:
+async def test_a_death_that_is_not_the_form_s_own_is_not_kept(
+    processes: SideProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checks = GrammarChecks(processes)
-    (killed,) = checks_of(checks, [EXPLODING])
-    while not killed.done():  # one that has just ended by itself is tried once more
-        for each in busy_ones(processes):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()  # as the kernel does where memory is short
-        await asyncio.sleep(0.005)
-    with pytest.raises(ApiError) as refused:
-        await killed
+    with monkeypatch.context() as patch:
+        patch.setattr(side_processes, "_SHORT", replace(side_processes._SHORT, cpu_s=600.0))  # it is killed before
+        (killed,) = checks_of(checks, [EXPLODING])
+        while not killed.done():
+            for each in busy_ones(processes):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()  # as the kernel does where memory is short
+            await asyncio.sleep(0.005)
+        with pytest.raises(ApiError) as refused:
+            await killed
     assert (refused.value.status, set(refused.value.headers)) == (503, {"retry-after"})
     with pytest.raises(ApiError) as refused:
         await checks.check(EXPLODING, "structured_outputs", "a")

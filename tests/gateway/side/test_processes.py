@@ -6,10 +6,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import psutil
 import pytest
 
+from services.gateway.side import processes as module
 from services.gateway.side.frames import JobEnd, JobKind
 from services.gateway.side.processes import LONGEST_S, MEMORY_BYTES, ForkerEnded, JobFailed, NoJobs, SideProcesses
 from services.gateway.text.tokenizer import Tokenizer
@@ -28,10 +30,11 @@ async def main():
     async with running_processes(TOKENIZER) as processes:
         job = await started(processes, FOREVER)
         print(processes.forker_pid, flush=True)
-        await job
+        await asyncio.Event().wait()
 asyncio.run(main())
 """
 TOKENIZER = Tokenizer(byte_level(), {})
+LONG_S = 600.0  # longer than any test
 
 
 @pytest.fixture
@@ -39,6 +42,12 @@ async def processes() -> AsyncIterator[SideProcesses]:
     async with running_processes(TOKENIZER) as running:
         await render(running, "")
         yield running
+
+
+@pytest.fixture
+def unending(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs have far more time on a processor than a test takes: none ends by itself while the test looks at it."""
+    monkeypatch.setattr(module, "_SHORT", replace(module._SHORT, cpu_s=LONG_S))
 
 
 async def render(processes: SideProcesses, source: str, tenant: str = "a") -> dict[str, str]:
@@ -67,6 +76,7 @@ async def test_a_job_ends_at_its_time_and_its_process_is_gone(processes: SidePro
     assert await render(processes, "{{ messages[0].content }}") == {"text": "x"}
 
 
+@pytest.mark.usefixtures("unending")
 async def test_a_process_has_its_memory_and_no_more(processes: SideProcesses) -> None:
     job = await started(processes, FOREVER)
     (busy,) = busy_ones(processes)
@@ -77,6 +87,7 @@ async def test_a_process_has_its_memory_and_no_more(processes: SideProcesses) ->
     assert "cannot render" in (await render(processes, f"{{{{ 'a' * {2 * MEMORY_BYTES} }}}}"))["error"]
 
 
+@pytest.mark.usefixtures("unending")
 async def test_jobs_know_nothing_of_the_gateway_s_environment(
     processes: SideProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,6 +99,7 @@ async def test_jobs_know_nothing_of_the_gateway_s_environment(
             assert "BATON_API_KEY" not in process.environ()
 
 
+@pytest.mark.usefixtures("unending")
 async def test_a_job_that_nobody_waits_for_ends(processes: SideProcesses) -> None:
     job = await started(processes, FOREVER)
     (busy,) = busy_ones(processes)
@@ -100,19 +112,17 @@ async def test_a_job_that_nobody_waits_for_ends(processes: SideProcesses) -> Non
 async def test_tenants_do_not_wait_for_each_other(processes: SideProcesses) -> None:
     slow = [asyncio.create_task(render(processes, FOREVER, "a")) for _ in range(8)]
     await asyncio.sleep(0.01)
-    done, _ = await asyncio.wait(
-        [*slow, asyncio.create_task(render(processes, "b", "b"))], return_when="FIRST_COMPLETED"
-    )
-    assert [task.result() for task in done] == [{"text": "b"}]
-    long = asyncio.create_task(render(processes, FOREVER, "b"))
+    assert await render(processes, "b", "b") == {"text": "b"}
+    assert sum(task.done() for task in slow) < len(slow), "short jobs of one tenant are not behind all of another's"
     with pytest.raises(JobFailed):
-        await long
+        await render(processes, FOREVER, "b")
     assert sum(task.done() for task in slow) < len(slow), "long jobs of one tenant are not behind all of another's"
     for task in slow:
         task.cancel()
     await asyncio.wait(slow)
 
 
+@pytest.mark.usefixtures("unending")
 async def test_a_process_that_is_killed_fails_its_job_alone(processes: SideProcesses) -> None:
     job = await started(processes, FOREVER)
     killed = jobs_of(processes)
@@ -125,18 +135,28 @@ async def test_a_process_that_is_killed_fails_its_job_alone(processes: SideProce
     assert await render(processes, "y") == {"text": "y"}
 
 
+@pytest.mark.usefixtures("unending")
 async def test_a_job_that_the_processors_left_out_has_its_time_yet(processes: SideProcesses) -> None:
     job = await started(processes, FOREVER)
-    (first,) = busy_ones(processes)
-    while not (later := [each for each in busy_ones(processes) if each.pid != first.pid]):
-        await asyncio.sleep(0.01)
-    later[0].suspend()
+    (busy,) = busy_ones(processes)
+    busy.suspend()
     await asyncio.sleep(1.5 * LONGEST_S)
     assert not job.done()
-    later[0].resume()
-    with pytest.raises(JobFailed) as failed:
-        await job
-    assert failed.value.end is JobEnd.TIME
+    busy.resume()
+    job.cancel()
+
+
+@pytest.mark.parametrize("tries", [1, 2])
+async def test_a_job_that_has_waited_for_processors_for_too_long_is_tried_once_more(
+    processes: SideProcesses, monkeypatch: pytest.MonkeyPatch, tries: int
+) -> None:
+    """What it lacked is no fault of its own, but for a try in which it used up its time."""
+    starved = replace(module._SHORT, cpu_s=LONG_S, wall_s=0.05)
+    monkeypatch.setattr(module, "_SHORT", starved)
+    monkeypatch.setattr(module, "_LONG", starved if tries == 2 else replace(module._LONG, cpu_s=0.05))
+    with pytest.raises(JobFailed if tries == 1 else NoJobs) as failed:
+        await render(processes, FOREVER)
+    assert not isinstance(failed.value, JobFailed) or failed.value.end is JobEnd.TIME
 
 
 async def test_many_jobs_of_one_tenant_wait_for_each_other(processes: SideProcesses) -> None:
@@ -180,6 +200,7 @@ def zombies_of(forker: psutil.Process) -> list[psutil.Process]:
     return [each for each in forker.children() if each.status() == psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.usefixtures("unending")
 async def test_a_forker_that_is_killed_is_replaced(processes: SideProcesses) -> None:
     first = processes.forker_pid
     assert first is not None
@@ -203,14 +224,16 @@ async def test_the_end_of_a_forker_is_an_error_of_what_runs_it() -> None:
         await running
 
 
-async def test_a_job_does_not_wait_long_for_a_forker_that_does_not_start() -> None:
+async def test_a_job_does_not_wait_long_for_a_forker_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_START_S", LONG_S)  # as it would wait for one that starts
+
     def no_tokenizer() -> str:
         raise OSError("no tokenizer")
 
     processes = SideProcesses(no_tokenizer)
     running = asyncio.create_task(supervised("jobs", processes.run))
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LONG_S / 2):
             for _ in range(2):
                 with pytest.raises(NoJobs):
                     await render(processes, "")
@@ -235,5 +258,5 @@ def test_nothing_is_left_of_a_gateway_that_is_killed() -> None:
         beside = [forker, *forker.children()]
         assert len(beside) >= 3
         parent.kill()
-    gone, alive = psutil.wait_procs(beside, timeout=20)
+    gone, alive = psutil.wait_procs(beside, timeout=120)
     assert not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE], gone
