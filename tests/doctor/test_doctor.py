@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import jsonschema  # type: ignore[import-untyped]
@@ -110,7 +109,7 @@ def test_words_have_colours_and_a_summary() -> None:
 
 async def test_a_check_that_takes_too_long_or_cannot_be_done_says_so_and_others_go_on() -> None:
     async def hang() -> list[Finding]:
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
         return []
 
     async def cannot() -> list[Finding]:
@@ -122,10 +121,9 @@ async def test_a_check_that_takes_too_long_or_cannot_be_done_says_so_and_others_
     ended = threading.Event()
 
     def block() -> list[Finding]:
-        ended.wait(60)
+        ended.wait()
         return []
 
-    start = time.monotonic()
     checks = [
         Check("hangs", hang, 0.05),
         Check("blocks", in_thread(block), 0.05),
@@ -133,9 +131,11 @@ async def test_a_check_that_takes_too_long_or_cannot_be_done_says_so_and_others_
         Check("unreadable", in_thread(unreadable)),
         Check("fine", in_thread(lambda: [ok("a", "b")])),
     ]
-    examined = {each.group: each.findings for each in await examine(checks)}
-    assert time.monotonic() - start < 30
-    ended.set()
+    try:
+        async with asyncio.timeout(300):
+            examined = {each.group: each.findings for each in await examine(checks)}
+    finally:
+        ended.set()
     late = (note("not checked", "no result within 0.05 s"),)
     assert examined == {
         "hangs": late,

@@ -33,6 +33,7 @@ from tests.gateway.scripted_worker import (
 
 PREFILL, DECODE, OTHER_DECODE = 0xF1, 0xD1, 0xD2
 PROMPT = list(range(100, 110))
+PATIENT_DEADLINES_S = (0.2, 2.0, 20.0, 100.0)  # of requests that are to come somewhere first, one after the other
 
 
 class Counts:

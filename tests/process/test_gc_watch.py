@@ -33,7 +33,7 @@ def log() -> Iterator[io.StringIO]:
 
 def lines_about(log: io.StringIO, generation: int) -> list[dict[str, object]]:
     """Those of one generation's collections, when there is one; another thread writes them."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + 120
     while time.monotonic() < until:
         lines = [json.loads(line) for line in log.getvalue().splitlines()]
         if found := [line for line in lines if line["generation"] == generation]:

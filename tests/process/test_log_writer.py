@@ -6,16 +6,15 @@ import sys
 from pathlib import Path
 
 PROGRAM = """
-import logging, sys, time
+import logging, sys
 import structlog
 from services.config import LogFormat
 from services.process.logs import configure_logging
 writer = configure_logging(LogFormat.TEXT)
-started = time.monotonic()
 for number in range(12_000):
     structlog.get_logger().info("line", number=number)
     logging.getLogger("library").warning("line %s", number)
-print(f"{time.monotonic() - started:.3f}", flush=True)
+print("all is logged", flush=True)
 sys.stdin.readline()
 writer.flush()
 structlog.get_logger().info("last line", dropped=writer.num_dropped)
@@ -29,7 +28,7 @@ def test_a_full_disk_fails_nobody_who_logs_and_the_exit_code_stays_0():
             [sys.executable, "-c", PROGRAM], input=b"\n", stdout=subprocess.PIPE, stderr=full, timeout=120, check=False
         )
     assert done.returncode == 0
-    assert int(done.stdout.split()[1]) > 0
+    assert int(done.stdout.split()[-1]) > 0
 
 
 def test_a_pipe_that_nobody_reads_stops_nobody_and_says_later_what_was_dropped():
@@ -37,7 +36,7 @@ def test_a_pipe_that_nobody_reads_stops_nobody_and_says_later_what_was_dropped()
     pipes = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipes, stdout=pipes, stderr=pipes) as process:
         assert process.stdout is not None
-        assert float(process.stdout.readline()) < 60  # it has logged everything, and nobody has read
+        assert process.stdout.readline() == b"all is logged\n"  # and nobody has read
         out, error = process.communicate(b"\n", timeout=120)
     lines = error.decode().splitlines()
     assert process.returncode == 0

@@ -30,6 +30,7 @@ from services.protocol.sampling import FEW_ALTERNATIVES
 from tests.gateway.dispatch_stack import (
     DECODE,
     OTHER_DECODE,
+    PATIENT_DEADLINES_S,
     PREFILL,
     PROMPT,
     Stack,
@@ -324,10 +325,12 @@ async def test_a_request_whose_handoffs_failed_at_two_pairs_goes_on_without_one(
 
 async def test_a_pair_that_failed_is_tried_again_later(monkeypatch: pytest.MonkeyPatch):
     """Only by one request at a time, until one arrives."""
-    monkeypatch.setattr(pair_health, "_FIRST_PAUSE_S", 0.2)
+    for pause in ("_FIRST_PAUSE_S", "_TRIAL_S"):
+        monkeypatch.setattr(pair_health, pause, 3600.0)
     prefill, decode = prefill_worker(), decode_worker()
     engine = asyncio.create_task(run_everything(decode))
     async with running(prefill, decode) as stack:
+        health = stack.dispatcher._ledger.pairs
 
         async def pairs_of(count: int) -> int:
             before = len(prefill.submits)
@@ -344,7 +347,8 @@ async def test_a_pair_that_failed_is_tried_again_later(monkeypatch: pytest.Monke
             prefill.fail(await prefill.submit(4), FailureCode.HANDOFF)
             await failing
             assert await pairs_of(3) == 0
-            await asyncio.sleep(0.25)
+            for failing_pair in health._failing.values():
+                failing_pair.until = 0.0  # the pause is over
             assert await pairs_of(3) == 1
             assert await pairs_of(3) == 3
         finally:
@@ -380,13 +384,16 @@ async def test_a_cancelled_reader_ends_the_request_too():
 async def test_handles_rise_at_each_worker_and_are_never_used_twice():
     prefill, decode, other = prefill_worker(), decode_worker(), decode_worker(OTHER_DECODE)
     async with running(prefill, decode, other) as stack:
+        all_came = asyncio.Event()
 
         async def one() -> None:
             async with stack.dispatcher.generate(request()):
-                await asyncio.sleep(0.05)
+                await all_came.wait()
 
-        await asyncio.gather(*(one() for _ in range(20)))
+        asked = [asyncio.create_task(one()) for _ in range(20)]
         await eventually(lambda: len(prefill.submits) == 20 and len(decode.submits) + len(other.submits) == 20)
+        all_came.set()
+        await asyncio.gather(*asked)
         handles = [[submit.handle for submit in worker.submits] for worker in (prefill, decode, other)]
         assert all(seen == sorted(seen) for seen in handles)
         assert sorted(handles[1] + handles[2]) == handles[0] == list(range(1, 21))
@@ -576,24 +583,32 @@ async def test_many_alternatives_are_asked_of_workers_that_give_them():
 
 async def test_the_deadline_ends_a_request_everywhere():
     prefill, decode = prefill_worker(), decode_worker()
-    async with running(prefill, decode) as stack, stack.dispatcher.generate(request(timeout_s=0.2)) as generation:
-        submit = await decode.submit()
-        with pytest.raises(Expired):
-            await first(generation)
-        await prefill.aborted(submit.handle)
-        await decode.aborted(submit.handle)
+    async with running(prefill, decode) as stack:
+        for timeout_s in PATIENT_DEADLINES_S:
+            async with stack.dispatcher.generate(request(timeout_s=timeout_s)) as generation:
+                with pytest.raises(Expired):
+                    await first(generation)
+                if decode.submits:  # it had come to the workers by then
+                    await prefill.aborted(decode.submits[-1].handle)
+                    await decode.aborted(decode.submits[-1].handle)
+                    return
+    raise AssertionError("it came to no worker")
 
 
 async def test_a_running_request_without_a_worker_waits_until_its_deadline():
-    decode = decode_worker()
-    async with running(decode) as stack, stack.dispatcher.generate(request(timeout_s=4)) as generation:
-        await decode.submit()
-        decode.refuses = "gone for good"
-        decode.break_stream()
-        await stack.connected(0)
-        assert stack.rows[0]["phase"] == "waiting"
-        with pytest.raises(Unavailable):
-            await first(generation)
+    for timeout_s in PATIENT_DEADLINES_S:
+        decode = decode_worker()
+        async with running(decode) as stack, stack.dispatcher.generate(request(timeout_s=timeout_s)) as generation:
+            await eventually(lambda: bool(decode.submits) or not stack.rows)  # noqa: B023
+            decode.refuses = "gone for good"
+            decode.break_stream()
+            await stack.connected(0)
+            if stack.rows:  # it was not over by then
+                assert stack.rows[0]["phase"] == "waiting"
+                with pytest.raises(Unavailable):
+                    await first(generation)
+                return
+    raise AssertionError("it was over before it had lost its worker")
 
 
 async def test_tokens_missing_in_between_begin_a_new_attempt():
@@ -673,8 +688,8 @@ async def test_every_request_of_many_completes_while_streams_keep_breaking():
                 return (await read_all(generation))[0]
 
         async def trouble() -> None:
-            for worker in itertools.islice(itertools.cycle(workers), 2):
-                await asyncio.sleep(0.06)
+            for worker in workers[:2]:
+                await worker.until(lambda worker=worker: bool(worker.submits))  # what it has just got is under way
                 worker.break_stream()
 
         try:

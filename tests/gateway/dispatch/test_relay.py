@@ -228,7 +228,7 @@ async def test_a_request_leaves_nothing_for_the_garbage_collector(how: str):
                             raise AssertionError
             del generation
             # What came last may be on its way through the loop.
-            await eventually(lambda: watched() is None, timeout_s=20)
+            await eventually(lambda: watched() is None)
     finally:
         gc.enable()
 

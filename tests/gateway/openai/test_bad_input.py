@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -77,10 +76,9 @@ async def test_body_that_is_no_json_object(api: Api, path: str, body: bytes):
         b'{"model":"m","prompt":"x","seed":' + b"9" * 5000 + b"}",
     ],
 )
-async def test_json_made_to_be_slow_is_refused_fast(api: Api, body: bytes):
-    started = time.monotonic()
+async def test_json_made_to_be_slow_is_refused(api: Api, body: bytes):
+    """`test_loop_pauses.py` looks at the time that bodies take."""
     assert_refused(await api.http.post("/v1/completions", content=body, headers=JSON), None)
-    assert time.monotonic() - started < 20
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])

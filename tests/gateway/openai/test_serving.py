@@ -13,10 +13,12 @@ from contextlib import contextmanager
 import httpx2
 import pytest
 
+from services.gateway.http.http_protocol import IDLE_S
 from services.gateway.listening import ListenError, listen
 
 SERVER = """
 import asyncio, sys
+from services.gateway.http.http_protocol import IDLE_S
 from services.gateway.listening import listen
 from services.gateway.http.serving import serving
 from services.process.signals import on_ending_signals
@@ -42,7 +44,7 @@ asyncio.run(main())
 
 
 @contextmanager
-def server(drain_timeout_s: float = 30) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def server(drain_timeout_s: float = 600) -> Iterator[tuple[subprocess.Popen[str], str]]:
     command = [sys.executable, "-c", SERVER, str(drain_timeout_s)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -104,15 +106,15 @@ def test_a_stream_whose_head_was_sent_before_sigterm_leaves_its_connection_open_
 
 
 def test_a_client_that_keeps_its_connection_does_not_keep_the_server():
-    with server(drain_timeout_s=2) as (process, url):
+    with server() as (process, url):
         used, unused = (http.client.HTTPConnection(url.removeprefix("http://"), timeout=60) for _ in range(2))
         unused.connect()
         used.request("GET", "/")
         used.getresponse().read()
         begin = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 0
-        assert 0.5 < time.monotonic() - begin < 2
+        assert process.wait(timeout=300) == 0, "its answers have ended, and all the time for them has not"
+        assert time.monotonic() - begin > IDLE_S - 1, "a client may use its connection for a while"
         used.close()
         unused.close()
 
