@@ -34,7 +34,7 @@ class Slow:
     def wait(self) -> None:
         """Waits until both threads compile."""
         for _ in range(2):
-            assert self.begun.acquire(timeout=30)
+            assert self.begun.acquire(timeout=300)
 
     def finish(self, grammars: Grammars, num_grammars: int) -> None:
         """Lets so many be compiled, and waits for them."""
@@ -42,7 +42,7 @@ class Slow:
         for _ in range(num_grammars):
             self.let.release()
         for _ in range(num_grammars):
-            assert self.done.acquire(timeout=30)
+            assert self.done.acquire(timeout=300)
 
 
 @pytest.fixture

@@ -41,6 +41,12 @@ class Pair:
         assert isinstance(runner, CountingRunner)
         return runner.num_steps
 
+    def slow_down(self, step_s: float = 0.02) -> None:
+        """Gives each step of the decode worker so much time: a long request outlasts what the test does meanwhile."""
+        runner = self.workers[1]._parts.runner
+        assert isinstance(runner, CountingRunner)
+        runner.pace.step_s = step_s
+
     async def baseline(self) -> None:
         """Waits until neither worker holds anything but cached content; fails when that does not come."""
         for worker in self.workers:
@@ -75,11 +81,12 @@ class CountingRunner(SimulatedRunner):
 
     def launch(self, step: StepInput) -> None:
         self.num_steps += 1
-        self._pace.keep()
+        self.pace.keep()
         super().launch(step)
 
     @cached_property
-    def _pace(self) -> Pace:
+    def pace(self) -> Pace:
+        """The least time of its steps."""
         return Pace()
 
 

@@ -54,21 +54,22 @@ def test_without_a_budget_all_are_failed_at_once():
 
 async def test_an_idle_worker_ends_at_once(pair: Pair):
     for worker in pair.workers:
-        worker.drain(60.0)
-        async with asyncio.timeout(10):
+        worker.drain(600.0)
+        async with asyncio.timeout(120):
             assert await worker.ended is None
 
 
 async def test_a_draining_worker_says_so_at_once_and_refuses_what_crosses_with_the_news(pair: Pair):
+    pair.slow_down()
     running = pair.gateway.submit([1, 2, 3], LONG)
     await pair.decode.send(running)
     await pair.decode.until(lambda: pair.decode.rows[running.handle])
     assert not pair.decode.load.draining
-    pair.workers[1].drain(60.0)
-    await pair.decode.until(lambda: pair.decode.load.draining, 5)
+    pair.workers[1].drain(600.0)
+    await pair.decode.until(lambda: pair.decode.load.draining)
     crossing = pair.gateway.submit([4, 5, 6], 3)
     await pair.decode.send(crossing)
-    await pair.decode.until(lambda: crossing.handle in pair.decode.failures, 5)
+    await pair.decode.until(lambda: crossing.handle in pair.decode.failures)
     assert pair.decode.failures[crossing.handle].code is FailureCode.NOT_NOW
     assert running.handle not in pair.decode.failures
     assert not pair.workers[1].ended.done()
@@ -78,10 +79,10 @@ async def test_what_runs_ends_within_the_budget_and_then_the_worker_does(pair: P
     submit = pair.gateway.submit([1, 2, 3], 200)
     await pair.decode.send(submit)
     await pair.decode.until(lambda: pair.decode.rows[submit.handle])
-    pair.workers[1].drain(60.0)
-    async with asyncio.timeout(30):
+    pair.workers[1].drain(600.0)
+    async with asyncio.timeout(300):
         assert await pair.workers[1].ended is None
-    await pair.decode.until(lambda: pair.decode.ended(submit.handle), 5)
+    await pair.decode.until(lambda: pair.decode.ended(submit.handle))
     assert pair.decode.tokens(submit.handle) == reference([1, 2, 3], 200)
 
 
@@ -93,7 +94,7 @@ async def test_what_does_not_end_within_the_budget_is_failed_for_its_gateway_to_
     await pair.decode.until(lambda: all(pair.decode.rows[submit.handle] for submit in submits))
     pair.workers[1].drain(1.0)
     assert await pair.workers[1].ended is None
-    await pair.decode.until(lambda: all(pair.decode.ended(submit.handle) for submit in submits), 5)
+    await pair.decode.until(lambda: all(pair.decode.ended(submit.handle) for submit in submits))
     for submit in submits:
         assert pair.decode.failures[submit.handle].code is FailureCode.DRAINING
         tokens = pair.decode.tokens(submit.handle)[:200]
@@ -112,7 +113,7 @@ async def test_a_producer_stays_until_its_reader_is_done(pair: Pair):
     pair.workers[0].drain(1.0)
     assert await pair.workers[0].ended is None
     assert time.monotonic() - begin > 0.5
-    await pair.prefill.until(lambda: submit.handle in pair.prefill.failures, 5)
+    await pair.prefill.until(lambda: submit.handle in pair.prefill.failures)
     assert pair.prefill.failures[submit.handle].code is FailureCode.DRAINING
 
 
@@ -121,13 +122,13 @@ async def test_a_handoff_goes_on_while_both_workers_drain(pair: Pair):
     await pair.prefill.until(lambda: any(pair.prefill.rows[handle] for handle in handles))
     await asyncio.sleep(0.05)
     for worker in pair.workers:
-        worker.drain(60.0)
-    await pair.decode.until(lambda: all(pair.decode.ended(handle) for handle in handles), 30)
+        worker.drain(600.0)
+    await pair.decode.until(lambda: all(pair.decode.ended(handle) for handle in handles))
     for number, handle in enumerate(handles):
         first = [token for row in pair.prefill.rows[handle] for token in row.tokens]
         assert first == reference(list(range(number, 90 + number)), 1)
         assert pair.decode.tokens(handle) == reference(list(range(number, 90 + number)), 40)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         assert [await worker.ended for worker in pair.workers] == [None, None]
 
 
@@ -135,10 +136,10 @@ async def test_a_shorter_time_holds_and_a_longer_one_does_not(pair: Pair):
     submit = pair.gateway.submit([1, 2, 3], LONG)
     await pair.decode.send(submit)
     await pair.decode.until(lambda: pair.decode.rows[submit.handle])
-    for timeout_s in (60.0, 0.5, 60.0):
+    for timeout_s in (600.0, 0.5, 600.0):
         pair.workers[1].drain(timeout_s)
     await pair.workers[1].ended
-    await pair.decode.until(lambda: pair.decode.ended(submit.handle), 5)
+    await pair.decode.until(lambda: pair.decode.ended(submit.handle))
     assert pair.decode.failures[submit.handle].code is FailureCode.DRAINING  # it did not have the time to end
 
 
@@ -184,13 +185,13 @@ async def test_a_signal_drains_and_the_second_one_ends_the_process_at_once(numbe
             await stream.send(submit)
             await stream.until(lambda: stream.rows[submit.handle])
             process.signal(number)
-            await stream.until(lambda: stream.load.draining, 5)
+            await stream.until(lambda: stream.load.draining)
             assert process.exit_code is None
             async with stub_of_health(process.port) as health:
-                answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=5)
+                answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=60)
             assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
             process.signal(number)
-            assert await asyncio.to_thread(process.wait, 5) == 0
+            assert await asyncio.to_thread(process.wait, 120) == 0
     finally:
         process.kill()
 

@@ -63,7 +63,7 @@ async def test_a_read_that_cannot_begin_fails_at_once_and_the_next_one_works(fai
         stub = "services.worker.kv_bytes.kv_pb2_grpc.KvBytesStub"
         with capture_logs(), failing(stub, failure, first(1)) as failed:
             handle = await gateway.hand_off(prefill, decode, PROMPT, 5)
-            await decode.until(lambda: decode.ended(handle), timeout_s=20)
+            await decode.until(lambda: decode.ended(handle))
         assert len(failed) == 1
         assert decode.failures[handle].code is FailureCode.HANDOFF
         second = await gateway.hand_off(prefill, decode, PROMPT[::-1], 5)

@@ -129,6 +129,7 @@ async def test_commands_in_one_message_are_taken_one_after_the_other(pair: Pair)
 
 
 async def test_an_abort_frees_everything_wherever_the_request_is(pair: Pair):
+    pair.slow_down(0.005)
     for wait_s in (0, 0.005, 0.02, 0.05, 0.1):
         before = pair.decode_steps
         handle = await pair.gateway.hand_off(pair.prefill, pair.decode, list(range(200)), LONG)

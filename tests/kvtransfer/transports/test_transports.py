@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -588,12 +589,13 @@ def test_forgetting_an_unknown_peer_is_no_change(world, reader):
     assert reader.transport.poll() == []
 
 
-def test_an_idle_poll_is_cheap(world, reader):
+def test_an_idle_poll_does_not_wait(world, reader):
+    """A thread that waits goes to sleep, which the system counts."""
     connect(reader, world.source)
-    started = time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
     for _ in range(1000):
         reader.transport.poll()
-    assert time.perf_counter() - started < 5  # 5 ms each: it must not wait; 1 µs is usual
+    assert resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before < 500
 
 
 def test_nixl_leaves_no_shared_memory_behind(nixl_world):
