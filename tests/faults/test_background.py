@@ -23,7 +23,7 @@ from tests.gateway.running_api import Api, running_api
 from tests.redis_server import RedisServer, running_redis
 
 TEXT = "Hello, world"
-LEASE_S, AWAY_S = 0.8, 1.2
+LEASE_S, AWAY_S, PATIENCE_S = 0.8, 1.2, 120.0
 GOING_ON = {"queued", "in_progress"}
 
 
@@ -47,13 +47,17 @@ async def gateway(server: RedisServer) -> AsyncIterator[Api]:
         await client.aclose()
 
 
-async def begun(api: Api, lasts_s: float) -> str:
-    """Begins a background response that lasts so long; returns its id."""
+async def begun(api: Api) -> tuple[str, asyncio.Event]:
+    """Begins a background response. Returns its id, and what lets it go on after its first token."""
     say(api, TEXT)
-    api.generator.script.pause_s = lasts_s / len(api.tokens(TEXT))
+    script, before = api.generator.script, len(api.generator.requests)
+    script.gate, script.before_gate = asyncio.Event(), 1
     answer = await api.http.post("/v1/responses", json={"input": "Hi", "background": True})
     assert answer.status_code == 200
-    return str(answer.json()["id"])
+    async with asyncio.timeout(PATIENCE_S):
+        while len(api.generator.requests) == before:
+            await asyncio.sleep(0.01)
+    return str(answer.json()["id"]), script.gate
 
 
 async def status(api: Api, response_id: str) -> str:
@@ -106,21 +110,27 @@ async def run_through(server: RedisServer, fault: str) -> None:
     break_it, mend_it = FAULTS[fault]
     async with AsyncExitStack() as stack:
         own, other = [await stack.enter_async_context(gateway(server)) for _ in range(2)]
-        ids = [await begun(own, lasts_s) for lasts_s in (2.5 * AWAY_S, 0.6 * AWAY_S)]
+        (through, through_ends), (within, within_ends) = [await begun(own) for _ in range(2)]
+        ids = [through, within]
         watches = [Watch(api, each) for api in (own, other) for each in ids]
         watching = [asyncio.create_task(watch.run()) for watch in watches]
-        await asyncio.sleep(0.2)
+
+        async def until_heard(what: str, *by: Watch) -> None:
+            async with asyncio.timeout(PATIENCE_S):
+                while {watch.heard[-1] for watch in by if watch.heard} != {what} or not all(w.heard for w in by):
+                    assert not any(task.done() for task in watching), await asyncio.gather(*watching)
+                    await asyncio.sleep(0.02)
+
+        await until_heard("in_progress", *watches)
         break_it(server)
-        await asyncio.sleep(AWAY_S - 0.2)
-        async with asyncio.timeout(20):
-            while fault != "emptied" and watches[1].heard[-1] != "completed":  # its gateway has the answer
-                await asyncio.sleep(0.05)
-        assert (await other.http.delete(f"/v1/responses/{ids[0]}")).status_code in (400, 503)
+        within_ends.set()
+        await asyncio.sleep(AWAY_S)
+        if fault != "emptied":
+            await until_heard("completed", watches[1])  # its gateway has the answer
+        assert (await other.http.delete(f"/v1/responses/{through}")).status_code in (400, 503)
         mend_it(server)
-        async with asyncio.timeout(20):
-            while [watch.heard[-1] for watch in watches] != ["completed"] * 4:
-                assert not any(task.done() for task in watching), await asyncio.gather(*watching)
-                await asyncio.sleep(0.05)
+        through_ends.set()
+        await until_heard("completed", *watches)
         await asyncio.sleep(LEASE_S)
         for task in watching:
             task.cancel()
@@ -150,9 +160,10 @@ async def test_a_background_response_is_not_lost_with_a_redis_that_is_gone_hangs
 
 async def ended_here(own: Api, other: Api, server: RedisServer) -> str:
     """A response that ended while Redis took nothing: its gateway alone has it. Returns its id."""
-    response_id = await begun(own, 0.02)
+    response_id, may_end = await begun(own)
     full(server)
-    async with asyncio.timeout(20):
+    may_end.set()
+    async with asyncio.timeout(PATIENCE_S):
         while await status(own, response_id) != "completed":
             await asyncio.sleep(0.02)
     assert await status(other, response_id) in GOING_ON
@@ -170,7 +181,7 @@ async def test_an_answer_that_its_gateway_holds_is_read_and_continued_there_and_
         assert (await own.http.delete(f"/v1/responses/{response_id}")).status_code == 503
         assert (await own.http.post(f"/v1/responses/{response_id}/cancel")).status_code == 400
         server.admin.config_set("maxmemory", 0)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while await status(other, response_id) != "completed":
                 await asyncio.sleep(0.05)
         assert (await own.http.delete(f"/v1/responses/{response_id}")).status_code == 200
@@ -181,14 +192,14 @@ async def test_an_answer_that_its_gateway_holds_is_read_and_continued_there_and_
 async def test_what_was_taken_for_lost_stays_so_and_its_gateway_ends_it(server: RedisServer):
     """The gateway alone lost its Redis for longer than its lease; the response is deleted meanwhile, or not."""
     async with gateway(server) as own, gateway(server) as other:
-        kept, deleted = [await begun(own, 3.0) for _ in range(2)]
+        (kept, _), (deleted, _) = [await begun(own) for _ in range(2)]
         while [await status(other, each) for each in (kept, deleted)] != ["in_progress"] * 2:
             await asyncio.sleep(0.05)
         for each in (kept, deleted):  # as if they had run out, and this gateway had claimed them
             server.admin.set(f"baton:response-lease:default:{each}", "over")
         assert [await status(other, each) for each in (kept, deleted)] == ["failed", "failed"]
         assert (await other.http.delete(f"/v1/responses/{deleted}")).status_code == 200
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while own.generator.running:
                 await asyncio.sleep(0.05)
         await asyncio.sleep(0.5 * LEASE_S)

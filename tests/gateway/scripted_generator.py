@@ -22,6 +22,8 @@ class Script:
     for_all: bool = True  # False: the deltas say themselves for which choice they are
     error: Exception | None = None
     pause_s: float = 0.0
+    gate: asyncio.Event | None = None  # the deltas wait for it, but for the first `before_gate`
+    before_gate: int = 0
     hangs: bool = False  # after the deltas
     as_asked: bool = False  # the deltas get the logprobs that their request asks for, or an embedding
 
@@ -76,6 +78,7 @@ class ScriptedGeneration:
         self._deltas = self._all(capsules) if script.for_all else iter(script.deltas)
         self._ended = ended
         self._over: set[int] = set()
+        self._num_given = 0
 
     def _all(self, capsules: Sequence[Capsule]) -> Iterator[Delta]:
         for number, delta in enumerate(self._script.deltas):
@@ -98,6 +101,9 @@ class ScriptedGeneration:
 
     async def next(self) -> Delta:
         await asyncio.sleep(self._script.pause_s)
+        if self._script.gate is not None and self._num_given >= self._script.before_gate:
+            await self._script.gate.wait()
+        self._num_given += 1
         delta = next((delta for delta in self._deltas if delta.choice not in self._over), None)
         if delta is not None:
             return delta

@@ -76,10 +76,12 @@ async def test_a_response_in_the_background_is_queued_and_polled_until_it_is_com
 
 
 async def test_it_is_queued_until_its_first_token_and_then_in_progress(api: Api, client: openai.AsyncOpenAI):
-    api.generator.script = Script(one_delta(api.tokens("Hel"), FinishReason.NONE), hangs=True, pause_s=0.2)
+    gate = asyncio.Event()
+    api.generator.script = Script(one_delta(api.tokens("Hel"), FinishReason.NONE), hangs=True, gate=gate)
     queued = await client.responses.create(model="m", input="Hi", background=True)
     assert queued.status == "queued"
     seen = {(await client.responses.retrieve(queued.id)).status}
+    gate.set()
     async with asyncio.timeout(60):
         while "in_progress" not in seen:
             seen.add((await client.responses.retrieve(queued.id)).status)
@@ -260,6 +262,8 @@ async def test_another_gateway_that_shares_the_store_cancels_and_follows_it(
         openai.AsyncOpenAI(base_url=f"{other.base_url}/v1", api_key="none", max_retries=0) as elsewhere,
     ):
         following = asyncio.create_task(events_of(elsewhere, queued.id))
+        while (await client.responses.retrieve(queued.id)).status == "queued":
+            await asyncio.sleep(0.01)
         cancelled = await elsewhere.responses.cancel(queued.id)
         assert (cancelled.status, cancelled.output_text) == ("cancelled", "Hel")
         assert api.generator.running == 0
