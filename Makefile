@@ -34,7 +34,7 @@ test: lint $(DEMO_MODEL) $(if $(CI),$(CLIENTS_INSTALLED))
 	$(BIN)/python -m pytest --numprocesses 3 $(ARGS)
 
 test-faults: $(VENV)/.dev-installed
-	$(BIN)/python -m pytest --numprocesses 0 --long-faults tests/faults $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 0 --long --long-faults tests/faults $(ARGS)
 
 test-clients: $(VENV)/.dev-installed $(if $(findstring --newest,$(ARGS)),newest-clients,$(CLIENTS_INSTALLED))
 	$(BIN)/python -m pytest --numprocesses 0 --long tests/clients $(ARGS)

@@ -183,6 +183,7 @@ def test_chats_are_answered_as_by_transformers(gateway: Gateway, oracle: Oracle)
     assert num_handed_off(gateway) - before == len(chats)
 
 
+@pytest.mark.long
 def test_codes_in_long_prompts_are_recalled_through_the_handoff(gateway: Gateway, oracle: Oracle) -> None:
     """As many as `transformers` recalls, of those that it does recall."""
     before, num_recalled, seed = num_handed_off(gateway), 0, 0
@@ -199,6 +200,7 @@ def test_codes_in_long_prompts_are_recalled_through_the_handoff(gateway: Gateway
     assert num_handed_off(gateway) - before == seed
 
 
+@pytest.mark.long
 def test_damaged_blocks_are_noticed_as_a_wrong_recall(pairs: Pairs, oracle: Oracle) -> None:
     """Else the test before would prove nothing. After all checks, the blocks of the code hold something else."""
     text = planted(0)

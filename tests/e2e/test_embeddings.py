@@ -86,11 +86,13 @@ def test_the_option_says_how_to_pool(stack: Stack):
 
 def test_embeddings_outlive_their_worker(llama: Path):
     """A prefill worker is killed under some requests for embeddings; the other one makes them."""
-    prompts = [[prompt_of(5000 + 100 * number + index, 120) for index in range(24)] for number in range(6)]
+    prompts = [[prompt_of(5000 + 100 * number + index, 120) for index in range(8)] for number in range(6)]
     with running_stack(llama, prefill=2, options=["--max-num-batched-tokens", "16"]) as stack:
         with ThreadPoolExecutor(6) as clients:
+            stack.workers["prefill-0"].freeze()  # what it is given stays under way there
             asked = [clients.submit(embed, stack.gateway, some) for some in prompts]
-            wait_until(lambda: stack.gateway.metric("baton_attempts_total") >= 20, what="attempts")
+            address = f"127.0.0.1:{stack.ports['prefill-0']}"
+            wait_until(lambda: any(row["prefill"] == address for row in stack.gateway.ledger()["rows"]), what="work")
             stack.workers["prefill-0"].kill()
             answers = [each.result() for each in asked]
         for some, found in zip(prompts, answers, strict=True):

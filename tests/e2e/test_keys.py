@@ -104,6 +104,7 @@ def test_a_gateway_without_keys_finds_no_tenant_s_prefixes(keyed: Keyed):
         assert cached_tokens(keyless, "none", prompt) == 0
 
 
+@pytest.mark.long
 def test_keys_are_in_no_log_line_and_no_command_line_of_a_whole_run(llama: Path, tmp_path: Path):
     """Of `baton up` with keys of both kinds, through requests with good and bad keys and a restart of all processes."""
     keys, gateway = write_keys(tmp_path / "keys.json"), Endpoint(PLAIN)

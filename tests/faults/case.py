@@ -14,9 +14,10 @@ from tests.e2e.stack import Endpoint, Stack, wait_until
 from tests.faults.clients import Client
 from tests.faults.table import Verdict
 
-NUM_STREAMED, NUM_ASKED = 400, 24  # tokens; what streams brings must outlast the fault's beginning
+NUM_STREAMED, NUM_ASKED = 400, 24  # tokens
 _seeds = count(1000, 40)  # prompts that no worker has cached
-_BASELINE_S = 60.0  # leases, graces and quarantines are over by then
+_BASELINE_S = 200.0  # leases, graces and quarantines are over by then
+_LEAST_LEFT = NUM_STREAMED // 2  # tokens of a stream that is under way when a fault begins
 
 
 Starts = Callable[[Endpoint, Path, list[int], int], Client]  # at a gateway, with a model's prompt and so many tokens
@@ -100,7 +101,7 @@ class Case:
         self._record(self.verdict)
         print(f"lost {lost}, wrong {wrong}, leaked {leaked}, recovery {recovery_s:.2f} s, errors {errors}")
         assert (lost, wrong, leaked) == (0, 0, 0)
-        assert errors == []
+        assert errors == [], errors
 
     def _leaked(self) -> int:
         """Blocks that are neither free nor evictable, and ledger entries, when all should long be over."""
@@ -124,8 +125,43 @@ def case_of(stack: Disturbed, record: Callable[[Verdict], None]) -> Iterator[Cas
 
 def busiest(stack: Stack, role: str) -> str:
     """The worker of a role with most requests of the ledger, which must be at least one: a fault hits somebody."""
+    victim = _busiest(stack, role)
+    assert victim is not None, f"no request is at a {role} worker"
+    return victim
+
+
+def _busiest(stack: Stack, role: str) -> str | None:
     addresses = Counter(entry[role] for entry in stack.gateway.ledger()["rows"])
     names = {f"127.0.0.1:{port}": name for name, port in stack.ports.items()}
     addresses.pop(None, None)
-    assert addresses, f"no request is at a {role} worker"
-    return names[addresses.most_common(1)[0][0]]
+    return names[addresses.most_common(1)[0][0]] if addresses else None
+
+
+@contextlib.contextmanager
+def in_midstream(stack: Stack, case: Case, number: int = 4, kind: Starts = Client) -> Iterator[str]:
+    """Starts streams, and has all workers stand still in their middle: a fault that begins here finds them under way.
+
+    Gives the decode worker that has most of them. What is left of the workers goes on when the context ends.
+    """
+    for _ in range(20):
+        case.stream(number, kind=kind)
+        with standing(stack):
+            rows = stack.gateway.ledger()["rows"]
+            victim = _busiest(stack, "decode")
+            if victim is not None and all(row["tokens_delivered"] <= NUM_STREAMED - _LEAST_LEFT for row in rows):
+                case.fault()
+                yield victim
+                return
+    raise AssertionError("streams were over, twenty times, before they were looked at")
+
+
+@contextlib.contextmanager
+def standing(stack: Stack) -> Iterator[None]:
+    """All workers are frozen while the context lasts; those that are left of them go on."""
+    for worker in stack.workers.values():
+        worker.freeze()
+    try:
+        yield
+    finally:
+        for worker in stack.workers.values():
+            worker.thaw()

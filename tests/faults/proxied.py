@@ -53,16 +53,22 @@ def until_at(stack: Stack, name: str) -> None:
     wait_until(lambda: any(entry[role] == address for entry in stack.gateway.ledger()["rows"]), 60, f"one at {name}")
 
 
+def is_taken(stack: Stack, role: str) -> bool:
+    """True once a worker of a role has reported blocks that are taken: a later word that none is will be new."""
+    workers = stack.gateway.ledger()["workers"]
+    return any(each["role"] == role and each["available_blocks"] < each["num_blocks"] for each in workers)
+
+
+def in_phase(stack: Stack, phase: str) -> bool:
+    """True while a request is in this phase."""
+    return any(entry["phase"] == phase for entry in stack.gateway.ledger()["rows"])
+
+
 def until_taken(stack: Stack, role: str) -> None:
-    """Waits until a worker of a role has reported blocks that are taken: a later word that none is will be new."""
-
-    def taken() -> bool:
-        workers = stack.gateway.ledger()["workers"]
-        return any(each["role"] == role and each["available_blocks"] < each["num_blocks"] for each in workers)
-
-    wait_until(taken, 60, f"taken blocks at {role}")
+    """Waits until blocks of a worker of a role are taken."""
+    wait_until(lambda: is_taken(stack, role), 240, f"taken blocks at {role}")
 
 
 def until_phase(stack: Stack, phase: str) -> None:
     """Waits for a request in this phase."""
-    wait_until(lambda: any(entry["phase"] == phase for entry in stack.gateway.ledger()["rows"]), 60, f"one in {phase}")
+    wait_until(lambda: in_phase(stack, phase), 240, f"one in {phase}")

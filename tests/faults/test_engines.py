@@ -12,7 +12,7 @@ import pytest
 from services.protocol.versions import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from tests.e2e.stack import Stack, running_stack, wait_until
 from tests.e2e.test_pair import GREEDY
-from tests.faults.case import Case, busiest, case_of
+from tests.faults.case import Case, busiest, case_of, in_midstream
 from tests.faults.rows import long, row
 from tests.faults.supervised import supervised
 from tests.faults.table import VERDICT
@@ -73,11 +73,9 @@ def test_requests_at_a_worker_whose_engine_hangs_go_on_elsewhere(stack: Stack, c
     for name in ("decode-0", "decode-1"):
         restart(stack, name, hang_on_signal)
     stack.gateway.wait_for_workers(4)
-    case.stream()
-    victim = busiest(stack, "decode")
-    case.fault()
-    os.kill(stack.workers[victim].pid, FAULT_SIGNAL)
-    wait_until(lambda: not stack.workers[victim].running, 120, f"the end of {victim}")
+    with in_midstream(stack, case) as victim:
+        os.kill(stack.workers[victim].pid, FAULT_SIGNAL)
+    wait_until(lambda: not stack.workers[victim].running, 600, f"the end of {victim}")
     case.settle()
     for name in ("decode-0", "decode-1"):
         restart(stack, name)
@@ -93,12 +91,12 @@ def test_a_neighbour_of_another_minor_version_works_and_one_of_another_major_is_
     stack.gateway.wait_for_workers(4)
     case.ask(prompts[:3])
     for each in case.clients:
-        each.join(60)
+        each.join(240)
     restart(stack, "prefill-0", partial(speak_version, PROTOCOL_MAJOR + 1, 0))
     stack.gateway.wait_for_workers(3)
     case.ask(prompts[3:])
     for each in case.clients:
-        each.join(60)
+        each.join(240)
     assert stack.gateway.num_connected() == 3
     restart(stack, "prefill-0")
     case.settle()

@@ -118,7 +118,7 @@ def interrupt(restarting: "subprocess.Popen[str]") -> None:
     restarting.send_signal(signal.SIGINT)
     restarting.communicate(timeout=60)
     assert restarting.returncode != 0
-    time.sleep(0.5)  # until the launcher has noticed
+    time.sleep(2)  # until the launcher has noticed
 
 
 @long

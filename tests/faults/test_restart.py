@@ -62,7 +62,7 @@ def test_no_connection_is_refused_or_reset_while_the_gateway_is_replaced(stack: 
         number += 1
         time.sleep(0.001)
     assert len(restarting.communicate()[0].splitlines()) == 5
-    assert number > 100
+    print(f"{number} connections")
 
 
 @long
@@ -83,6 +83,5 @@ def test_at_most_one_grpc_call_fails_while_the_gateway_is_replaced(stack: UpStac
                     number += 1
             time.sleep(0.001)
     assert len(restarting.communicate()[0].splitlines()) == 5
-    assert number > 100
     print(f"{len(failed)} of {number} calls failed: {failed}")
     assert len(failed) <= 1
