@@ -18,6 +18,7 @@ from services.engine.schedulers.decode import DecodeScheduler
 from services.engine.sequences.batch_state import Phase
 from services.engine.sequences.request import Kind
 from tests.engine.harness import GATEWAY, Driven, make_engine, reference
+from tests.seeds import first_of
 
 WARM: dict[str, Any] = {"temperature": 1.0}
 SEEDS = (3, 1, 4)
@@ -246,7 +247,7 @@ class Traffic:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", first_of(2, range(6)))
 def test_whoever_comes_and_goes_blocks_are_in_their_places_and_tokens_are_right(seed: int, depth: int):
     """Requests with several choices and without, computed and received, given up at any time; few blocks."""
     traffic = Traffic(seed, depth)

@@ -18,6 +18,7 @@ from tests.e2e.test_pair import GREEDY
 from tests.faults.case import Case, busiest, in_midstream
 from tests.faults.proxied import ProxiedStack, proxied_stack, until_at, until_phase
 from tests.faults.rows import long, row
+from tests.seeds import first_of
 from tests.worker.client import TestGateway
 
 
@@ -307,9 +308,7 @@ def drain_of(stack: Stack, name: str) -> Iterator[Any]:
 
 
 @row(34)
-@pytest.mark.parametrize(
-    "names", [("prefill-0", "decode-0"), pytest.param(("prefill-1", "decode-1"), marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("names", first_of(1, [("prefill-0", "decode-0"), ("prefill-1", "decode-1")]))
 def test_every_worker_is_restarted_in_turn_under_load(stack: ProxiedStack, case: Case, names: tuple[str, ...]):
     for name in names:
         case.stream(2)

@@ -9,22 +9,35 @@ ROWS = ("add_norm", "silu_mul", "quantize_rows", "rotate_and_store", "store_kv 1
 
 
 @pytest.fixture(scope="module")
+def compiled_rows(tmp_path_factory) -> list[Compiled]:
+    return compile_all(["tests.gpu.variants.rows"], tmp_path_factory.mktemp("triton"))
+
+
+@pytest.fixture(scope="module")
 def compiled(tmp_path_factory) -> list[Compiled]:
+    """All, which takes minutes."""
     return compile_all(MODULES, tmp_path_factory.mktemp("triton"))
 
 
+@pytest.mark.long
 def test_nothing_spills(compiled):
     assert len(compiled) > 10
     assert [kernel for kernel in compiled if kernel.spilled_bytes] == []
 
 
-def test_rows_move_16_bytes_at_a_time(compiled):
-    for kernel in compiled:
-        if kernel.name.startswith(ROWS):
-            assert kernel.has("LDG.128"), kernel
-            assert kernel.has("STG.128"), kernel
+def test_nothing_of_rows_spills(compiled_rows):
+    assert [kernel for kernel in compiled_rows if kernel.spilled_bytes] == []
 
 
+def test_rows_move_16_bytes_at_a_time(compiled_rows):
+    found = [kernel for kernel in compiled_rows if kernel.name.startswith(ROWS)]
+    assert len(found) >= len(ROWS)
+    for kernel in found:
+        assert kernel.has("LDG.128"), kernel
+        assert kernel.has("STG.128"), kernel
+
+
+@pytest.mark.long
 def test_kv_is_read_ahead_16_bytes_at_a_time(compiled):
     attention = [kernel for kernel in compiled if "decode, attend" in kernel.name or "prefill" in kernel.name]
     assert len(attention) == 8
@@ -33,24 +46,28 @@ def test_kv_is_read_ahead_16_bytes_at_a_time(compiled):
         assert not kernel.has("LDGSTS.64"), kernel
 
 
+@pytest.mark.long
 def test_logits_are_read_16_bytes_at_a_time(compiled):
     scans = [kernel for kernel in compiled if "scan_" in kernel.name]
     assert len(scans) == 5
     assert all(kernel.has("LDG.128") for kernel in scans)
 
 
+@pytest.mark.long
 def test_prompts_are_multiplied_by_hoppers_matrix_units(compiled):
     prefill = [kernel for kernel in compiled if "prefill" in kernel.name]
     assert len(prefill) == 4
     assert all(kernel.has("HGMMA") for kernel in prefill)
 
 
+@pytest.mark.long
 def test_float8_is_made_by_the_gpus_own_conversion(compiled):
     for kernel in compiled:
         converts = "quantize" in kernel.name or ("float8" in kernel.name and "decode" not in kernel.name)
         assert kernel.has("F2FP.E4M3") == converts, kernel
 
 
+@pytest.mark.long
 def test_float8_goes_to_the_matrix_units_in_pairs_when_decoding(compiled):
     (decode,) = [kernel for kernel in compiled if "float8, decode" in kernel.name]
     assert decode.has("LDSM")
