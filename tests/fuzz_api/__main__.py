@@ -33,7 +33,7 @@ def _with_workers() -> Iterator[Target]:
     with tempfile.TemporaryDirectory() as directory:
         model = write_model(Path(directory), "llama")
         with running_stack(model, options=short) as stack:
-            yield Target(stack.gateway.port, stack.gateway.grpc_port, "tiny", slowest_s=30)
+            yield Target(stack.gateway.port, stack.gateway.grpc_port, "tiny")
             stack.gateway.wait_for_baseline()
             assert stack.gateway.num_connected() == 2
 

@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import time
 from collections import Counter
 from typing import Any
 
@@ -30,13 +29,13 @@ class Target:
     answers: how many there were of each status.
     """
 
-    def __init__(self, port: int, grpc_port: int, model: str, slowest_s: float = 10.0) -> None:
-        """slowest_s: a request takes no longer; a grammar may take a second, and the machine may be busy."""
+    def __init__(self, port: int, grpc_port: int, model: str, slowest_s: float = 300.0) -> None:
+        """slowest_s: a request that takes longer hangs."""
         self._slowest_s = slowest_s
         self.num_sent = 0
         self.answers: Counter[str] = Counter()
         self._model = model
-        self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=4 * self._slowest_s)
+        self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=self._slowest_s)
         self._channel = grpc.insecure_channel(f"127.0.0.1:{grpc_port}")
         self._stub: Any = inference_pb2_grpc.InferenceStub(self._channel)
         self._methods: dict[str, Any] = {}
@@ -60,14 +59,13 @@ class Target:
 
     def send(self, request: HttpRequest) -> None:
         """Sends one request, and checks its answer."""
-        started = time.monotonic()
         headers = {"Content-Type": "application/json", **request.headers}
         chunked = "Transfer-Encoding" in headers
         body = iter([request.sent]) if chunked else request.sent
         self._http.request("POST", request.path, body, headers, encode_chunked=chunked)
         with self._http.getresponse() as response:
             answer = response.read()
-        self._count(str(response.status), started, request)
+        self._count(str(response.status))
         assert response.status < 500, (response.status, answer)
         assert b'data: {"error"' not in answer, answer
         if response.status != 200:
@@ -84,20 +82,19 @@ class Target:
 
     def call(self, call: GrpcCall) -> None:
         """Makes one call, and checks how it ends."""
-        started = time.monotonic()
         method = self._methods.get(call.method)
         if method is None:
             make = self._channel.unary_stream if call.streams else self._channel.unary_unary
             method = self._methods[call.method] = make(f"/baton.v1.Inference/{call.method}")
         code, words = grpc.StatusCode.OK, ""
         try:
-            answers = method(call.body, timeout=4 * self._slowest_s)
+            answers = method(call.body, timeout=self._slowest_s)
             for _ in answers if call.streams else [answers]:
                 pass
         except grpc.RpcError as error:
             code, words = error.code(), error.details() or ""
         assert code in _SANE_CODES or words == _NO_MESSAGE, words
-        self._count(code.name, started, call)
+        self._count(code.name)
 
     def check_alive(self) -> None:
         """Answers of plain requests are what they always are."""
@@ -109,8 +106,7 @@ class Target:
         plain = inference_pb2.GenerateRequest(model=self._model, text="Hi", max_tokens=5)
         assert [answer.finish_reason for answer in self._stub.Generate(plain, timeout=self._slowest_s)][-1] != 0
 
-    def _count(self, status: str, started: float, request: HttpRequest | GrpcCall) -> None:
-        assert time.monotonic() - started < self._slowest_s, f"slow: {request}"
+    def _count(self, status: str) -> None:
         self.answers[status] += 1
         self.num_sent += 1
         if self.num_sent % CHECKED_EVERY == 0:

@@ -80,7 +80,7 @@ async def test_requests_are_answered_though_no_log_line_can_be_written(
     async with (
         serving(decode),
         gateway(model, port, admin_port, decode.address, stderr=writing) as process,
-        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20, limits=CLOSED) as client,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120, limits=CLOSED) as client,
     ):
         await ready(client)
         body = {"model": "small", "prompt": [50, 51, 52], "max_tokens": 1, "temperature": 0}

@@ -232,8 +232,11 @@ async def test_a_prompt_above_the_limit_is_told_so(limited: tuple[Api, Limited])
 async def test_a_client_that_leaves_makes_room(limited: tuple[Api, Limited]):
     api, keys = limited
     api.generator.script = Script([], hangs=True)
-    with pytest.raises(httpx2.TimeoutException):
-        await api.http.post("/v1/chat/completions", json=CHAT, headers=bearer(keys.by_number), timeout=0.3)
+    leaving = asyncio.create_task(post(api, keys.by_number))
+    while not api.generator.running:
+        await asyncio.sleep(0.01)
+    leaving.cancel()
+    await asyncio.wait_for(api.generator.left.wait(), 120)
     running = asyncio.create_task(post(api, keys.by_number))
     while len(api.generator.requests) < 2:
         await asyncio.sleep(0.01)

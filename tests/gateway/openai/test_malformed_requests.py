@@ -43,7 +43,7 @@ class Talk:
 
     async def answer(self) -> tuple[int, dict[str, str], bytes]:
         """The status, the headers and the body of the next answer."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             headers = dict(line.lower().split(": ", 1) for line in head[1:-2])
             body = await self.reader.readexactly(int(headers["content-length"]))
@@ -51,7 +51,7 @@ class Talk:
 
     async def closed(self) -> bool:
         """True once the server has ended its side, without a further byte."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             return await self.reader.read() == b""
 
 
@@ -157,7 +157,7 @@ async def test_what_comes_around_a_body_is_bounded_while_it_comes(
         number, head if port == "api" else head.replace(b"POST /v1/completions", b"GET /debug/ledger")
     )
     sent, read = 0, asyncio.create_task(connection.reader.read())  # to the end
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not read.done() and sent < 3 * MAX_HEAD_BYTES:
             part = next(rest)
             connection.writer.write(part)
@@ -214,7 +214,7 @@ async def test_a_body_in_chunks_of_some_size_may_be_as_large_as_any(api: Api):
 
 async def test_requests_that_wait_on_one_connection_have_a_bound(api: Api):
     connection = await talk(api.port, (GET + b"\r\n") * 4000)
-    answers = await asyncio.wait_for(connection.reader.read(), 30)  # to the end of the connection
+    answers = await asyncio.wait_for(connection.reader.read(), 120)  # to the end of the connection
     assert answers.count(b"HTTP/1.1 200 OK") == MAX_PIPELINED + 1
     connection.writer.close()
 
@@ -238,7 +238,7 @@ async def test_a_connection_that_drips_after_an_answer_is_closed(
     connection = await talk(api.port, begun + b"\r\n")
     assert (await connection.answer())[0] == 200
     ended = asyncio.create_task(connection.closed())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not ended.done():
             connection.writer.write(rest)
             await asyncio.sleep(0.02)
