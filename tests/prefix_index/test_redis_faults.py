@@ -194,7 +194,7 @@ async def test_workers_outlive_a_freeze_that_outlasts_their_leases(stack: Stack,
 
 def longest_lease_s(stack: Stack) -> float:
     """How long the lease of the registry lasts that lasts longest."""
-    seconds, micros = stack.server.admin.time()  # type: ignore[misc]  # this client waits
+    seconds, micros = stack.server.admin.time()
     leases = cast("list[tuple[bytes, float]]", stack.server.admin.zrange(LEASES, 0, -1, withscores=True))
     return max(ends for _, ends in leases) / 1e3 - (seconds + micros / 1e6)
 
