@@ -55,6 +55,13 @@ class Running:
         """Tells it to end."""
         self.process.send_signal(number)
 
+    async def until_in_flight(self, number: int) -> None:
+        """Returns when it answers so many requests, over HTTP and gRPC."""
+        line = f"baton_requests_in_flight {number:.1f}"
+        async with asyncio.timeout(120):
+            while line not in (await self.http.get(f"http://127.0.0.1:{self.admin_port}/metrics")).text.splitlines():
+                await asyncio.sleep(0.01)
+
     async def until_not_ready(self) -> None:
         """Returns when it drains."""
         async with asyncio.timeout(60):
@@ -128,7 +135,7 @@ async def test_what_does_not_end_in_time_ends_in_one_error_each_at_every_door(mo
         writer.write(head.encode() + b"\r\n\r\n")
         waiting = gateway.inference.Embed(inference_pb2.EmbedRequest(inputs=[{"text": "a"}]))
         embedding = asyncio.create_task(refused(waiting))
-        await asyncio.sleep(0.3)
+        await gateway.until_in_flight(4)
         begin = time.monotonic()
         gateway.end()
         answer = await asked
