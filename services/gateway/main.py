@@ -17,9 +17,9 @@ from prometheus_client import CollectorRegistry
 from services.gateway.anthropic_api.routes import messages_routes
 from services.gateway.api.dialects.chat_answers import ChatModel
 from services.gateway.api.records.tracing import Tracing, TracingError, tracing_from
-from services.gateway.api.request_runner import Runners, make_runners
 from services.gateway.api.requests.request_defaults import RequestDefaults
-from services.gateway.api.served_model import ModelNames
+from services.gateway.api.runners import Runners, make_runners
+from services.gateway.api.served_models import ServedModels
 from services.gateway.cohere_api.routes import cohere_routes
 from services.gateway.dispatch.discovery import follow_registry
 from services.gateway.dispatch.dispatcher import Dispatcher, WorkerAccess
@@ -333,8 +333,8 @@ def _runners(
         replaceable=serving.trust_request_chat_template,
     )
     chat_model = ChatModel(chat_template, _forms(serving, files, chat_template))
-    names = ModelNames.of(serving.served_model_name, serving.model_aliases)
-    return make_runners(model, names, tokenizer, chat_model, dispatcher, metrics, tracing)
+    models = ServedModels.of(model, serving.served_model_name, serving.model_aliases)
+    return make_runners(models, tokenizer, chat_model, dispatcher, metrics, tracing)
 
 
 def _forms(serving: ServingSettings, files: ModelFiles, chat_template: ChatTemplate | None) -> AnswerForms:

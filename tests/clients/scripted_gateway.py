@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.gateway.api.served_model import ModelNames
 from services.gateway.openai.responses.store import MemoryResponseStore
 from tests.clients.families import Family
 from tests.clients.scripted_model import ScriptedModel
@@ -97,7 +96,7 @@ async def _serve(
         "template": family.source,
         "response_template": family.response_template,
         "response_store": MemoryResponseStore(KEPT_S, time.monotonic),
-        "names": ModelNames.of(MODEL, ALIASES),
+        "aliases": ALIASES,
     }
     async with running_api(**options) as api:
         model = ScriptedModel(family, api.tokenizer)

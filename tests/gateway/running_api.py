@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,9 +19,9 @@ from structlog.testing import capture_logs
 from services.gateway.anthropic_api.routes import messages_routes
 from services.gateway.api.caller import Authenticator
 from services.gateway.api.dialects.chat_answers import ChatModel
-from services.gateway.api.request_runner import make_runners
 from services.gateway.api.requests.request_defaults import RequestDefaults
-from services.gateway.api.served_model import ModelNames
+from services.gateway.api.runners import make_runners
+from services.gateway.api.served_models import ServedModel, ServedModels
 from services.gateway.cohere_api.routes import cohere_routes
 from services.gateway.grpc_api.server import GrpcServer
 from services.gateway.grpc_api.servicer import InferenceServicer
@@ -87,12 +87,17 @@ async def running_api(
     tool_template: str | None = None,
     keys: Authenticator | None = None,
     tls: CertificateFiles | None = None,
-    names: ModelNames | None = None,
+    names: str = MODEL,
+    aliases: Sequence[str] = (),
+    adapters: Sequence[str] = (),
     request_defaults: RequestDefaults | None = None,
     root_path: str = "",
     max_logprobs: int = 20,
 ) -> AsyncIterator[Api]:
-    """A gateway on a free port of loopback. tls: `http` is then a client that trusts nobody."""
+    """A gateway on a free port of loopback. tls: `http` is then a client that trusts nobody.
+
+    adapters: names of further models, each the first one with the adapter of that name.
+    """
     tokenizer = Tokenizer(byte_level(), {"bos_token": "<|bos|>"})
     generator = ScriptedGenerator(Script(one_delta(tokenizer.backend.encode("Hello", add_special_tokens=False).ids)))
     metrics = GatewayMetrics(CollectorRegistry())
@@ -103,8 +108,10 @@ async def running_api(
             template, tokenizer.special_tokens, replaceable=trusts_templates, tool_use=tool_template
         )
     chat_model = ChatModel(chat_template, find_forms(response_template, template, tool_template=tool_template))
-    chosen = names or ModelNames.of(MODEL)
-    runners = make_runners(model, chosen, tokenizer, chat_model, generator, metrics)
+    models = ServedModels.of(model, names, aliases)
+    adapted = {name: ServedModel(name, models.default.base, name) for name in adapters}
+    models = replace(models, by_name={**models.by_name, **adapted})
+    runners = make_runners(models, tokenizer, chat_model, generator, metrics)
     limits = Limits(
         request_timeout_s=request_timeout_s,
         max_body_bytes=MAX_BODY_BYTES,

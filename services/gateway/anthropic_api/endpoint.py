@@ -11,10 +11,12 @@ from services.gateway.anthropic_api.request import NEUTRAL, CountRequest, Messag
 from services.gateway.anthropic_api.translation import MessagesChat, chat_fields
 from services.gateway.api.answers.updates import Updates
 from services.gateway.api.errors import unsupported
-from services.gateway.api.request_runner import READING_GRACE_S, Runners
+from services.gateway.api.request_runner import READING_GRACE_S
 from services.gateway.api.requests.chat import ChatRequest
 from services.gateway.api.requests.large_json import takes_long
 from services.gateway.api.requests.validation import ignored_fields, parse_request, validate_request
+from services.gateway.api.runners import Runners
+from services.gateway.api.served_models import Resolved
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.limits import Limits
 from services.gateway.http.rendered import rendered
@@ -38,12 +40,12 @@ class Messages:
         """Answers one request with a message. Raises ApiError, ClientGone."""
         terms = self._limits.terms(exchange.header, exchange.caller)
         self._records.begin(exchange.record, exchange.header)
-        request, chat = await self._read(exchange, MessagesRequest)
-        head = Head(f"msg_{exchange.record.request_id}", self._runner.model.name)
+        request, asked = await self._read(exchange, MessagesRequest)
+        head = Head(f"msg_{exchange.record.request_id}", asked.model.name)
         with in_words_of_messages(request):
             async with (
                 exchange.while_connected(terms.timeout_s + READING_GRACE_S),
-                self._runner.run(chat, exchange.record, terms) as updates,
+                self._runner.run(asked, exchange.record, terms) as updates,
             ):
                 if request.stream:
                     await _stream(exchange, updates, MessageEvents(head, request.shows_thinking))
@@ -52,27 +54,26 @@ class Messages:
 
     async def count_tokens(self, exchange: Exchange) -> None:
         """Sends the number of a prompt's tokens. Raises ApiError, ClientGone."""
-        request, chat = await self._read(exchange, CountRequest)
+        request, asked = await self._read(exchange, CountRequest)
         with in_words_of_messages(request):
-            (prompt,) = await self._runner.tokenize(chat, exchange.record, exchange.caller)
+            (prompt,) = await self._runner.tokenize(asked, exchange.record, exchange.caller)
         await exchange.respond(200, orjson.dumps({"input_tokens": len(prompt.token_ids)}))
 
     async def render(self, exchange: Exchange) -> None:
         """Sends what a worker would be sent for a request. Raises ApiError, ClientGone."""
-        request, chat = await self._read(exchange, MessagesRequest)
+        request, asked = await self._read(exchange, MessagesRequest)
         with in_words_of_messages(request):
-            (made,) = await self._runner.rendered(chat, exchange.record, exchange.caller)
-        answer = rendered(chat, *made, f"msg_{exchange.record.request_id}", self._runner.model.name)
+            (made,) = await self._runner.rendered(asked, exchange.record, exchange.caller)
+        answer = rendered(asked.request, *made, f"msg_{exchange.record.request_id}", asked.model.name)
         await exchange.respond(200, await self._side.run(orjson.dumps, answer, None, orjson.OPT_SERIALIZE_NUMPY))
 
-    async def _read(self, exchange: Exchange, kind: type[Asked]) -> tuple[Asked, ChatRequest]:
+    async def _read(self, exchange: Exchange, kind: type[Asked]) -> tuple[Asked, Resolved[ChatRequest]]:
         body = await exchange.read_json(self._limits.max_body_bytes)
         long = takes_long(body) or len(body) > _FEW_BYTES
         request, chat, ignored = await self._side.run_if(long, self._parse, body, kind)
         exchange.record.note_ignored_fields(ignored)
         with in_words_of_messages(request):
-            self._runner.check(chat)
-        return request, chat
+            return request, self._runner.check(chat)
 
     def _parse(self, body: bytes, kind: type[Asked]) -> tuple[Asked, ChatRequest, tuple[str, ...]]:
         """Returns the request in a body, the chat that it asks for, and the ignored fields. Raises ApiError."""

@@ -5,7 +5,7 @@ from starlette.routing import Route
 from services.gateway.anthropic_api import operations
 from services.gateway.anthropic_api.endpoint import Messages
 from services.gateway.anthropic_api.errors import MessagesEnvelope
-from services.gateway.api.request_runner import Runners
+from services.gateway.api.runners import Runners
 from services.gateway.http.limits import Limits
 from services.gateway.http.routes import route
 

@@ -24,7 +24,7 @@ from services.gateway.api.generation import (
 from services.gateway.api.records.request_record import RequestRecord
 from services.gateway.api.requests.large_json import takes_long
 from services.gateway.api.requests.validation import Neutral, parse_request
-from services.gateway.api.served_model import ServedModel
+from services.gateway.api.served_models import Resolved, ServedModels
 from services.gateway.api.side_thread import SideThread
 from services.gateway.api.terms import Terms
 from services.gateway.metrics import GatewayMetrics
@@ -50,35 +50,31 @@ class EmbeddingRunner:
 
     def __init__(
         self,
-        model: ServedModel,
+        models: ServedModels,
         tokenizer: Tokenizer,
         generator: Generator,
         metrics: GatewayMetrics,
         side: SideThread,
-        pooling: Pooling,
     ) -> None:
-        """pooling: of requests that do not say."""
-        self.model = model
         self.side = side
-        self._inputs = EmbeddingInputs(tokenizer, side, model.vocab_size)
+        self._models = models
+        self._inputs = EmbeddingInputs(tokenizer, side, models.default.base.vocab_size)
         self._generator = generator
         self._metrics = metrics
-        self._pooling = pooling
 
-    async def parse(self, body: bytes, kind: type[EmbeddingRequest], neutral: Neutral) -> EmbeddingRequest:
-        """Returns the checked request of a body. Raises ApiError."""
-        request = await self.side.run_if(takes_long(body), parse_request, body, kind, neutral)
-        self.check(request)
-        return request
+    async def parse(self, body: bytes, kind: type[EmbeddingRequest], neutral: Neutral) -> Resolved[EmbeddingRequest]:
+        """Returns the checked request of a body, with its model. Raises ApiError."""
+        return self.check(await self.side.run_if(takes_long(body), parse_request, body, kind, neutral))
 
-    def check(self, request: EmbeddingRequest) -> None:
-        """Checks all that needs no tokens. Raises ApiError."""
-        self.model.check(request.model)
+    def check(self, request: EmbeddingRequest) -> Resolved[EmbeddingRequest]:
+        """Checks all that needs no tokens. Returns the request with its model. Raises ApiError."""
+        model = self._models.resolve(request.model)
         request.check_combinations()
+        return Resolved(request, model)
 
-    async def run(self, request: EmbeddingRequest, record: RequestRecord, terms: Terms) -> EmbeddingAnswer:
+    async def run(self, asked: Resolved[EmbeddingRequest], record: RequestRecord, terms: Terms) -> EmbeddingAnswer:
         """Has workers embed the inputs. Raises ApiError."""
-        record.parsed = monotonic()
+        record.parsed, request = monotonic(), asked.request
         await terms.caller.check(record)
         prompts = await self._inputs.prompts(request, await self._limits(request))
         num_prompt_tokens = note_prompts(prompts, record)
@@ -86,7 +82,7 @@ class EmbeddingRunner:
         record.tokenized = monotonic()
         wanted = GenerationRequest(
             record.request_id,
-            self._capsules(request, prompts, terms.caller),
+            _capsules(asked, prompts, terms.caller),
             terms.timeout_s,
             ttft_slo_s=terms.ttft_slo_s,
             tenant=terms.tenant,
@@ -102,12 +98,6 @@ class EmbeddingRunner:
         self._metrics.prompt_cached.inc(record.cached_tokens)
         return EmbeddingAnswer(vectors, num_prompt_tokens, record.cached_tokens)
 
-    def _capsules(self, request: EmbeddingRequest, prompts: Sequence[Prompt], caller: Caller) -> tuple[Capsule, ...]:
-        pooling = self._pooling if request.pooling is None else Pooling(request.pooling)
-        salt, priority = caller.cache_salt(request.cache_salt), caller.request_priority(request.priority)
-        token_ids = [prompt.token_ids for prompt in prompts]
-        return tuple(Capsule(each, len(each), _NO_TOKENS, salt, priority, pooling) for each in token_ids)
-
     async def _limits(self, request: EmbeddingRequest) -> int:
         """Returns the context length. Raises ApiError for too many dimensions, and where no worker embeds."""
         try:
@@ -122,6 +112,14 @@ class EmbeddingRunner:
             message = f"Invalid 'dimensions': embeddings of this model have {size} numbers."
             raise invalid(message, "dimensions", "integer_above_max_value")
         return max_model_len
+
+
+def _capsules(asked: Resolved[EmbeddingRequest], prompts: Sequence[Prompt], caller: Caller) -> tuple[Capsule, ...]:
+    request, model = asked.request, asked.model
+    pooling = model.base.pooling if request.pooling is None else Pooling(request.pooling)
+    salt, priority = caller.cache_salt(request.cache_salt), caller.request_priority(request.priority)
+    token_ids = [prompt.token_ids for prompt in prompts]
+    return tuple(Capsule(each, len(each), _NO_TOKENS, salt, priority, pooling, model.adapter) for each in token_ids)
 
 
 async def _collect(

@@ -4,12 +4,9 @@ What the kinds of request have in different forms is in their dialects.
 """
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from hashlib import blake2b
-from importlib.metadata import version
+from dataclasses import replace
 from time import monotonic
 from typing import Generic
 
@@ -18,36 +15,25 @@ from services.gateway.api.answers.pace import pace_of
 from services.gateway.api.answers.parsed_choice import ParsedChoice
 from services.gateway.api.answers.updates import Updates
 from services.gateway.api.caller import Caller
-from services.gateway.api.dialects.chat import ChatDialect
-from services.gateway.api.dialects.chat_answers import ChatModel
-from services.gateway.api.dialects.chat_batch import BatchChatDialect, BatchChatRequest
-from services.gateway.api.dialects.completions import CompletionDialect, CompletionRequest
 from services.gateway.api.dialects.dialect import Dialect
 from services.gateway.api.dialects.prompts import Prompt, check_token_ids, note_prompts
-from services.gateway.api.embeddings import EmbeddingRunner
 from services.gateway.api.errors import ApiError, from_generation_error, invalid, unavailable
 from services.gateway.api.generation import GenerationError, GenerationRequest, Generator, Overloaded, Unavailable
 from services.gateway.api.grammars.checks import GrammarChecks
-from services.gateway.api.in_progress import InProgress
 from services.gateway.api.records.request_record import RequestRecord
-from services.gateway.api.records.request_records import RequestRecords
-from services.gateway.api.records.tracing import Tracing
 from services.gateway.api.requests.asked_logprobs import check_alternatives, check_logprobs, with_whole_vocabulary
-from services.gateway.api.requests.chat import ChatRequest
 from services.gateway.api.requests.large_json import takes_long
 from services.gateway.api.requests.sampling import bad_word_tokens, for_prompt, resolve_sampling, seed_of_choice
 from services.gateway.api.requests.schema import Request
 from services.gateway.api.requests.validation import Neutral, ignored_fields, parse_request
-from services.gateway.api.served_model import ModelNames, ServedModel
+from services.gateway.api.served_models import Resolved, ServedModels
 from services.gateway.api.side_thread import SideThread
 from services.gateway.api.terms import Terms
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.side.processes import SideProcesses
 from services.gateway.text.detokenizer import make_detokenizer
 from services.gateway.text.sequence_text import SequenceText
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.capsule import Capsule
-from services.protocol.model_files.info import ModelInfo
 from services.protocol.sampling import SamplingParams
 
 # A client that does not read its answer may keep the request open this much longer than the request may take.
@@ -67,7 +53,7 @@ class RequestRunner(Generic[Request]):
     def __init__(
         self,
         dialect: Dialect[Request],
-        model: ServedModel,
+        models: ServedModels,
         tokenizer: Tokenizer,
         generator: Generator,
         metrics: GatewayMetrics,
@@ -76,7 +62,7 @@ class RequestRunner(Generic[Request]):
     ) -> None:
         self.dialect = dialect
         self._grammars = grammars
-        self.model = model
+        self.models = models
         self._tokenizer = tokenizer
         self._generator = generator
         self._metrics = metrics
@@ -84,35 +70,36 @@ class RequestRunner(Generic[Request]):
 
     async def parse(
         self, body: bytes, neutral: Neutral, strict: bool, kind: type[Request] | None = None
-    ) -> tuple[Request, tuple[str, ...]]:
+    ) -> tuple[Resolved[Request], tuple[str, ...]]:
         """Returns the checked request of a body, and the names of its fields that nothing acts on. Raises ApiError.
 
         strict: see `ignored_fields`. kind: of the request; None: the dialect's own.
         """
 
-        def read() -> tuple[Request, tuple[str, ...]]:
+        def read() -> tuple[Resolved[Request], tuple[str, ...]]:
             request = parse_request(body, kind or self.dialect.kind, neutral)
-            self.check(request)
-            return request, ignored_fields(self.dialect.ignored_fields(request), strict)
+            return self.check(request), ignored_fields(self.dialect.ignored_fields(request), strict)
 
         return await self.side.run_if(takes_long(body), read)
 
-    def check(self, request: Request) -> None:
-        """Checks all that needs no tokens. Raises ApiError."""
-        self.model.check(request.model)
+    def check(self, request: Request) -> Resolved[Request]:
+        """Checks all that needs no tokens. Returns the request with its model. Raises ApiError."""
+        model = self.models.resolve(request.model)
         request.check_combinations()
-        check_logprobs(request, self.model.max_logprobs, self.model.vocab_size)
+        check_logprobs(request, model.base.max_logprobs, model.base.vocab_size)
+        return Resolved(request, model)
 
     @asynccontextmanager
-    async def run(self, request: Request, record: RequestRecord, terms: Terms) -> AsyncIterator[Updates]:
+    async def run(self, asked: Resolved[Request], record: RequestRecord, terms: Terms) -> AsyncIterator[Updates]:
         """Starts a request; leaving the context ends it in whatever state. Raises ApiError."""
         record.parsed = monotonic()
-        request = with_whole_vocabulary(request, self.model.vocab_size)
+        asked = _with_whole_vocabulary(asked)
+        request, num_choices = asked.request, asked.request.n or 1
         try:
             await terms.caller.check(record)
             max_model_len = await self.max_model_len()
-            prompts, num_choices = await self._tokenize(request, max_model_len, terms.caller), request.n or 1
-            capsules = await self._capsules(request, prompts, num_choices, max_model_len, terms.caller)
+            prompts = await self._tokenize(asked, max_model_len, terms.caller)
+            capsules = await self._capsules(asked, prompts, num_choices, max_model_len, terms.caller)
             self._metrics.prompt_tokens.inc(note_prompts(prompts, record))
             choices = await self._choices(request, prompts, capsules, record)
             record.tokenized = monotonic()
@@ -138,28 +125,30 @@ class RequestRunner(Generic[Request]):
                 self._metrics.refused(error.refusal)
             raise from_generation_error(error, request.prompt_param) from error
 
-    async def tokenize(self, request: Request, record: RequestRecord, caller: Caller) -> list[Prompt]:
+    async def tokenize(self, asked: Resolved[Request], record: RequestRecord, caller: Caller) -> list[Prompt]:
         """Returns the prompts, at least one, each of at least one token. They count against the caller's limits.
 
         Raises ApiError.
         """
         await caller.check(record)
-        prompts = await self._tokenize(request, await self.max_model_len(), caller)
+        prompts = await self._tokenize(asked, await self.max_model_len(), caller)
         await _count(prompts, record, caller)
         return prompts
 
-    async def rendered(self, request: Request, record: RequestRecord, caller: Caller) -> list[tuple[Prompt, Capsule]]:
+    async def rendered(
+        self, asked: Resolved[Request], record: RequestRecord, caller: Caller
+    ) -> list[tuple[Prompt, Capsule]]:
         """Returns each prompt, with what a worker would be sent for its first choice. Raises ApiError.
 
         The prompts count against the caller's limits.
         """
         await caller.check(record)
-        request = with_whole_vocabulary(request, self.model.vocab_size)
-        max_model_len = await self.max_model_len()
-        prompts = await self._tokenize(request, max_model_len, caller)
-        capsules = await self._capsules(request, prompts, request.n or 1, max_model_len, caller)
+        asked = _with_whole_vocabulary(asked)
+        max_model_len, num_choices = await self.max_model_len(), asked.request.n or 1
+        prompts = await self._tokenize(asked, max_model_len, caller)
+        capsules = await self._capsules(asked, prompts, num_choices, max_model_len, caller)
         await _count(prompts, record, caller)
-        return list(zip(prompts, capsules[:: request.n or 1], strict=True))
+        return list(zip(prompts, capsules[::num_choices], strict=True))
 
     async def max_model_len(self) -> int:
         """Returns the context length of the workers, in tokens. Raises ApiError where no worker comes in time."""
@@ -168,27 +157,32 @@ class RequestRunner(Generic[Request]):
         except Unavailable as error:
             raise unavailable("No worker is ready yet. Try again later.", error.retry_after_s) from error
 
-    async def _tokenize(self, request: Request, max_model_len: int, caller: Caller) -> list[Prompt]:
-        param = request.prompt_param
-        prompts = await self.dialect.prompts(request, max_model_len, caller.tenant)
+    async def _tokenize(self, asked: Resolved[Request], max_model_len: int, caller: Caller) -> list[Prompt]:
+        param = asked.request.prompt_param
+        prompts = await self.dialect.prompts(asked.request, max_model_len, caller.tenant)
         for prompt in prompts:
             if not len(prompt.token_ids):
                 raise ApiError(400, f"Invalid '{param}': it has no tokens.", param, "empty_string")
-            check_token_ids(prompt.token_ids, self.model.vocab_size, param)
+            check_token_ids(prompt.token_ids, asked.model.base.vocab_size, param)
         return prompts
 
     async def _capsules(
-        self, request: Request, prompts: Sequence[Prompt], num_choices: int, max_model_len: int, caller: Caller
+        self,
+        asked: Resolved[Request],
+        prompts: Sequence[Prompt],
+        num_choices: int,
+        max_model_len: int,
+        caller: Caller,
     ) -> tuple[Capsule, ...]:
         """Returns the capsules of all choices, ordered by prompt."""
+        request, base, adapter = asked.request, asked.model.base, asked.model.adapter
         num_sequences = len(prompts) * num_choices
         if num_sequences > MAX_SEQUENCES:
             raise invalid(f"'n' times the number of prompts must be at most {MAX_SEQUENCES}.", "n")
-        vocab_size = self.model.vocab_size
         bad_words = await self._bad_words(request.bad_words or [])
         grammar = await self._grammar(request, prompts[0], caller)
         first = resolve_sampling(
-            request, self.model.defaults, len(prompts[0].token_ids), max_model_len, vocab_size, bad_words, grammar
+            request, base.defaults, len(prompts[0].token_ids), max_model_len, base.vocab_size, bad_words, grammar
         )
         if num_sequences * _named_tokens(first) > MAX_NAMED_TOKENS:
             names = "'logit_bias', 'stop_token_ids', 'bad_words' and lists of token ids name more than"
@@ -200,7 +194,7 @@ class RequestRunner(Generic[Request]):
             sampling = for_prompt(first, request, len(token_ids), max_model_len) if number else first
             for index in range(num_choices):
                 own = replace(sampling, seed=seed_of_choice(sampling.seed, index)) if index else sampling
-                capsules.append(Capsule(token_ids, len(token_ids), own, salt, priority))
+                capsules.append(Capsule(token_ids, len(token_ids), own, salt, priority, adapter=adapter))
                 await _let_others_run(len(capsules))
         check_alternatives(request, capsules)
         return tuple(capsules)
@@ -257,9 +251,8 @@ class RequestRunner(Generic[Request]):
         return ParsedChoice(index, text, shown, ending, reading)
 
 
-def _fingerprint(model: str) -> str:
-    served = f"{version('baton-serve')} {model}"
-    return f"fp_{blake2b(served.encode(), digest_size=5).hexdigest()}"
+def _with_whole_vocabulary(asked: Resolved[Request]) -> Resolved[Request]:
+    return Resolved(with_whole_vocabulary(asked.request, asked.model.base.vocab_size), asked.model)
 
 
 async def _count(prompts: Sequence[Prompt], record: RequestRecord, caller: Caller) -> None:
@@ -277,52 +270,3 @@ async def _let_others_run(num_made: int) -> None:
 def _named_tokens(sampling: SamplingParams) -> int:
     lists = (sampling.logit_bias, sampling.stop_token_ids, sampling.allowed_token_ids, sampling.logprob_token_ids)
     return sum(map(len, (*lists, *sampling.bad_words)))
-
-
-@dataclass(frozen=True, slots=True)
-class Runners:
-    """One runner for each dialect, one for embeddings, and what all of them share."""
-
-    chat: RequestRunner[ChatRequest]
-    chat_batches: RequestRunner[BatchChatRequest]
-    completions: RequestRunner[CompletionRequest]
-    embeddings: EmbeddingRunner
-    tokenizer: Tokenizer
-    side: SideThread
-    processes: SideProcesses
-    records: RequestRecords
-    in_progress: InProgress
-
-
-def make_runners(
-    model: ModelInfo,
-    names: ModelNames,
-    tokenizer: Tokenizer,
-    chat_model: ChatModel,
-    generator: Generator,
-    metrics: GatewayMetrics,
-    tracing: Tracing | None = None,
-) -> Runners:
-    """Returns the runners for the one model that a gateway serves. tracing: None makes no spans."""
-    served = ServedModel(
-        names=names,
-        vocab_size=model.vocab_size,
-        max_logprobs=model.vocab_size if model.max_logprobs == -1 else min(model.max_logprobs, model.vocab_size),
-        defaults=model.generation,
-        created=int(time.time()),
-        fingerprint=_fingerprint(model.digest or names.listed[0]),
-    )
-    side, processes = SideThread(), SideProcesses(tokenizer.backend.to_str)
-    grammars = GrammarChecks(processes)
-    chat, completions = ChatDialect(tokenizer, chat_model, side, processes), CompletionDialect(tokenizer, side)
-    return Runners(
-        RequestRunner(chat, served, tokenizer, generator, metrics, side, grammars),
-        RequestRunner(BatchChatDialect(chat), served, tokenizer, generator, metrics, side, grammars),
-        RequestRunner(completions, served, tokenizer, generator, metrics, side, grammars),
-        EmbeddingRunner(served, tokenizer, generator, metrics, side, model.pooling),
-        tokenizer,
-        side,
-        processes,
-        RequestRecords(metrics, tracing),
-        InProgress(),
-    )

@@ -3,10 +3,12 @@
 import orjson
 
 from services.gateway.api.answers.updates import Updates
-from services.gateway.api.request_runner import READING_GRACE_S, Runners
+from services.gateway.api.request_runner import READING_GRACE_S
 from services.gateway.api.requests.chat import ChatRequest
 from services.gateway.api.requests.large_json import takes_long
 from services.gateway.api.requests.validation import ignored_fields, parse_request, validate_request
+from services.gateway.api.runners import Runners
+from services.gateway.api.served_models import Resolved
 from services.gateway.cohere_api.chat_answer import whole_answer
 from services.gateway.cohere_api.chat_events import ChatEvents
 from services.gateway.cohere_api.chat_request import CHAT_NEUTRAL, CohereChatRequest
@@ -33,33 +35,33 @@ class CohereChats:
         """Answers one request. Raises ApiError, ClientGone."""
         terms = self._limits.terms(exchange.header, exchange.caller)
         self._records.begin(exchange.record, exchange.header)
-        chat = await self._read(exchange)
+        asked = await self._read(exchange)
         with in_words_of_cohere(CHAT_NAMES):
             async with (
                 exchange.while_connected(terms.timeout_s + READING_GRACE_S),
-                self._runner.run(chat, exchange.record, terms) as updates,
+                self._runner.run(asked, exchange.record, terms) as updates,
             ):
-                if chat.stream:
+                if asked.request.stream:
                     await _stream(exchange, updates)
                 else:
-                    await self._answer_whole(exchange, updates, bool(chat.logprobs))
+                    await self._answer_whole(exchange, updates, bool(asked.request.logprobs))
 
-    async def _read(self, exchange: Exchange) -> ChatRequest:
+    async def _read(self, exchange: Exchange) -> Resolved[ChatRequest]:
         body = await exchange.read_json(self._limits.max_body_bytes)
         long = takes_long(body) or len(body) > _FEW_BYTES
-        chat, ignored = await self._side.run_if(long, self._parse, body)
+        asked, ignored = await self._side.run_if(long, self._parse, body)
         exchange.record.note_ignored_fields(ignored)
-        return chat
+        return asked
 
-    def _parse(self, body: bytes) -> tuple[ChatRequest, tuple[str, ...]]:
+    def _parse(self, body: bytes) -> tuple[Resolved[ChatRequest], tuple[str, ...]]:
         """Returns the chat that the request in a body asks for, and the ignored fields. Raises ApiError."""
         request = parse_request(body, CohereChatRequest, CHAT_NEUTRAL)
         with in_words_of_cohere(CHAT_NAMES):
             chat = validate_request(chat_fields(request), CohereChat, {})
-            self._runner.check(chat)
+            asked = self._runner.check(chat)
         of_chat = (own_name(name, CHAT_NAMES) for name in self._runner.dialect.ignored_fields(chat))
         names = dict.fromkeys((*request.unknown_fields(), *of_chat))  # a call's own are those of both
-        return chat, ignored_fields(names, self._limits.strict_fields)
+        return asked, ignored_fields(names, self._limits.strict_fields)
 
     async def _answer_whole(self, exchange: Exchange, updates: Updates, scored: bool) -> None:
         taken, answer_id = await collected(updates), exchange.record.request_id

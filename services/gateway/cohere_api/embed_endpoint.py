@@ -7,9 +7,11 @@ import orjson
 
 from services.gateway.api.dialects.embedding_inputs import EmbeddingRequest
 from services.gateway.api.embeddings import EmbeddingAnswer
-from services.gateway.api.request_runner import READING_GRACE_S, Runners
+from services.gateway.api.request_runner import READING_GRACE_S
 from services.gateway.api.requests.large_json import takes_long
 from services.gateway.api.requests.validation import ignored_fields, parse_request, validate_request
+from services.gateway.api.runners import Runners
+from services.gateway.api.served_models import Resolved
 from services.gateway.cohere_api.embed_request import EMBED_NEUTRAL, EmbeddingType, EmbedRequest, check_bits
 from services.gateway.cohere_api.errors import in_words_of_cohere
 from services.gateway.http.exchange import Exchange
@@ -43,14 +45,12 @@ class CohereEmbeddings:
                 long = sum(map(len, answer.vectors)) > _FEW_NUMBERS
                 await exchange.respond(200, await side.run_if(long, written, answer, request, record.request_id))
 
-    def _parse(self, body: bytes) -> tuple[EmbedRequest, EmbeddingRequest]:
+    def _parse(self, body: bytes) -> tuple[EmbedRequest, Resolved[EmbeddingRequest]]:
         """Returns the request in a body, and the request for embeddings that it is. Raises ApiError."""
         request = parse_request(body, EmbedRequest, EMBED_NEUTRAL)
         request.check_combinations()
         with in_words_of_cohere(request.names):
-            asked = validate_request(request.fields(), EmbeddingRequest, {})
-            self._runner.check(asked)
-        return request, asked
+            return request, self._runner.check(validate_request(request.fields(), EmbeddingRequest, {}))
 
 
 def written(answer: EmbeddingAnswer, request: EmbedRequest, answer_id: str) -> bytes:

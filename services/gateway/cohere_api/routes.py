@@ -2,7 +2,7 @@
 
 from starlette.routing import Route
 
-from services.gateway.api.request_runner import Runners
+from services.gateway.api.runners import Runners
 from services.gateway.cohere_api import operations
 from services.gateway.cohere_api.chat_endpoint import CohereChats
 from services.gateway.cohere_api.embed_endpoint import CohereEmbeddings

@@ -18,10 +18,12 @@ from services.gateway.api.generation import Expired
 from services.gateway.api.records.limits_left import limit_headers
 from services.gateway.api.records.request_phases import server_timing
 from services.gateway.api.records.request_record import IGNORED_FIELDS, TOOLS, RequestRecord, sane_or_new_id
-from services.gateway.api.request_runner import READING_GRACE_S, RequestRunner, Runners
+from services.gateway.api.request_runner import READING_GRACE_S, RequestRunner
 from services.gateway.api.requests.asked_logprobs import asks_for_many
 from services.gateway.api.requests.schema import Request
 from services.gateway.api.requests.validation import Neutral, ignored_fields, unknown_field, validate_request
+from services.gateway.api.runners import Runners
+from services.gateway.api.served_models import Resolved
 from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
 from services.gateway.grpc_api.answers import embed_response, response_of
 from services.gateway.grpc_api.authentication import CODES, Header, header_of
@@ -66,7 +68,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self._keys = keys
         self._strict_fields = strict_fields
         self._runners = runners
-        self._model = runners.chat.model
         self._metrics = metrics
         self._request_timeout_s = request_timeout_s
         self._ttft_slo_s = ttft_slo_s
@@ -80,11 +81,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         async with self._answering("grpc.generate", request, context) as (record, header):
             self._runners.records.begin(record, header)
             if request.WhichOneof("prompt") == "chat":
-                chat = await self._checked(self._runners.chat, request, record, context)
-                await self._generate(self._runners.chat, chat, record, header, context)
+                await self._generate(self._runners.chat, request, record, header, context)
             else:
-                completion = await self._checked(self._runners.completions, request, record, context)
-                await self._generate(self._runners.completions, completion, record, header, context)
+                await self._generate(self._runners.completions, request, record, header, context)
 
     async def Embed(
         self,
@@ -95,17 +94,17 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         runner = self._runners.embeddings
 
         def translate() -> EmbeddingRequest:
-            fields = {"model": request.model or self._model.name, **embedding_fields(request)}
+            fields = {"model": request.model or None, **embedding_fields(request)}
             return validate_request(fields, EmbeddingRequest, _NO_FIELDS)
 
         async with self._answering("grpc.embed", request, context) as (record, header):
             self._runners.records.begin(record, header)
             translated = await runner.side.run_if(request.ByteSize() > _SMALL_BYTES, translate)
-            runner.check(translated)
+            asked = runner.check(translated)
             _take_request_id(record, translated.request_id, header, context)
             terms = self._terms(record, header, context)
             async with asyncio.timeout(terms.timeout_s + READING_GRACE_S):
-                return embed_response(await runner.run(translated, record, terms))
+                return embed_response(await runner.run(asked, record, terms))
 
     async def Tokenize(
         self,
@@ -129,8 +128,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         """Answers one call. inference.proto has its description."""
         async with self._answering("grpc.models", request, context):
             max_model_len = await self._runners.chat.max_model_len()
-        created, names = self._model.created, self._model.names.listed
-        models = [inference_pb2.Model(id=name, created=created, max_model_len=max_model_len) for name in names]
+        models = [
+            inference_pb2.Model(id=name, created=model.base.created, max_model_len=max_model_len)
+            for name, model in self._runners.models.by_name.items()
+        ]
         return inference_pb2.ListModelsResponse(models=models)
 
     async def _checked(
@@ -139,22 +140,25 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         request: _PromptRequest,
         record: RequestRecord,
         context: "grpc.aio.ServicerContext[Any, Any]",
-    ) -> Request:
-        """Returns the checked request of a message, and notes the fields that the model ignores. Raises ApiError."""
+    ) -> Resolved[Request]:
+        """Returns the checked request of a message, with its model, and notes the fields that the model ignores.
+
+        Raises ApiError.
+        """
 
         def translate() -> Request:
-            fields = {"model": request.model or self._model.name, **prompt_fields(request), **other_fields(request)}
+            fields = {"model": request.model or None, **prompt_fields(request), **other_fields(request)}
             return validate_request(fields, runner.dialect.kind, _NO_FIELDS)
 
         translated = await runner.side.run_if(request.ByteSize() > _SMALL_BYTES, translate)
-        runner.check(translated)
+        asked = runner.check(translated)
         if (param := asks_for_many(translated)) is not None:
             words = f"over gRPC a token has at most {FEW_ALTERNATIVES} alternatives; the HTTP API gives more."
             raise invalid(f"Invalid '{param}': {words}", param, "integer_above_max_value")
         if ignored := ignored_fields(runner.dialect.ignored_fields(translated), self._strict_fields):
             record.note_ignored_fields([own_name(name, request) for name in ignored])
             context.set_trailing_metadata(_about(record))
-        return translated
+        return asked
 
     async def _tokenize(
         self,
@@ -164,24 +168,25 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         caller: Caller,
         context: "grpc.aio.ServicerContext[Any, Any]",
     ) -> list[int]:
-        checked = await self._checked(runner, request, record, context)
-        (prompt,) = await runner.tokenize(checked, record, caller)
+        asked = await self._checked(runner, request, record, context)
+        (prompt,) = await runner.tokenize(asked, record, caller)
         token_ids: list[int] = prompt.token_ids.tolist()
         return token_ids
 
     async def _generate(
         self,
         runner: RequestRunner[Request],
-        request: Request,
+        request: inference_pb2.GenerateRequest,
         record: RequestRecord,
         header: Header,
         context: "grpc.aio.ServicerContext[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]",
     ) -> None:
-        _take_request_id(record, request.request_id, header, context)
+        asked = await self._checked(runner, request, record, context)
+        _take_request_id(record, asked.request.request_id, header, context)
         terms = self._terms(record, header, context)
         async with (
             asyncio.timeout(terms.timeout_s + READING_GRACE_S),
-            runner.run(request, record, terms) as updates,
+            runner.run(asked, record, terms) as updates,
         ):
             while not updates.done:
                 update = await updates.next()

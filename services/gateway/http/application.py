@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from services.config import Right
 from services.gateway.api.caller import Authenticator
 from services.gateway.api.errors import ApiError, internal_error
-from services.gateway.api.request_runner import Runners
+from services.gateway.api.runners import Runners
 from services.gateway.http.exchange import STATUS_CLIENT_GONE, ClientGone, Exchange
 from services.gateway.http.routes import announce
 from services.gateway.metrics import GatewayMetrics

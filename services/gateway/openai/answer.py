@@ -1,5 +1,6 @@
 """Answers as JSON: the interface of their writers, and the chunk that streams repeat."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -11,6 +12,7 @@ import orjson
 from services.gateway.api.answers.choice import Update, Usage
 from services.gateway.api.requests.schema import CommonRequest
 from services.gateway.api.requests.validation import Neutral
+from services.gateway.api.served_models import ServedModel
 from services.protocol.frames import TokenLogprobs
 from services.protocol.sampling import FEW_ALTERNATIVES
 
@@ -33,6 +35,11 @@ class AnswerHead:
     model: str
     created: int
     fingerprint: str
+
+    @classmethod
+    def of(cls, request_id: str, model: ServedModel) -> "AnswerHead":
+        """Returns the head of an answer that a model begins now."""
+        return cls(request_id, model.name, int(time.time()), model.base.fingerprint)
 
     def as_json(self, prefix: str) -> dict[str, Any]:
         """The fields. prefix: of the answer's id."""

@@ -13,7 +13,8 @@ from services.gateway.api.dialects.embedding_inputs import EmbeddingRequest, Poo
 from services.gateway.api.generation import Generator
 from services.gateway.api.records.limits_left import LIMIT_HEADERS
 from services.gateway.api.records.request_record import IGNORED_FIELDS, TOOLS
-from services.gateway.api.request_runner import READING_GRACE_S, Runners
+from services.gateway.api.request_runner import READING_GRACE_S
+from services.gateway.api.runners import Runners
 from services.gateway.http.application import Application, Gate
 from services.gateway.http.limits import Limits
 from services.gateway.http.operation import DescribedRoute
@@ -87,14 +88,13 @@ class AppParts:
 def create_app(parts: AppParts) -> ASGIApp:
     """Returns the ASGI application at the API's port."""
     runners, limits, generator = parts.runners, parts.limits, parts.generator
-    models, probes = Models(runners.chat.model, generator), _probes(parts)
+    models, probes = Models(runners.models, generator), _probes(parts)
     tokens = Tokens(runners, limits)
     chat = GenerationEndpoint(runners.chat, ChatFormat(runners.tokenizer), limits, runners.records)
     batch = GenerationEndpoint(runners.chat_batches, BatchChatFormat(runners.tokenizer), limits, runners.records)
     completions = GenerationEndpoint(runners.completions, CompletionFormat(runners.tokenizer), limits, runners.records)
-    embedding_parts = runners.embeddings, limits, runners.records
-    embeddings = EmbeddingEndpoint(*embedding_parts, EmbeddingRequest, embedding_list)
-    pooling = EmbeddingEndpoint(*embedding_parts, PoolingRequest, pooling_list)
+    embeddings = EmbeddingEndpoint(runners, limits, EmbeddingRequest, embedding_list)
+    pooling = EmbeddingEndpoint(runners, limits, PoolingRequest, pooling_list)
     render_chat = RenderEndpoint(runners.chat, RenderChatRequest, RENDER_CHAT_NEUTRAL, limits, several=False)
     render_completions = RenderEndpoint(
         runners.completions, RenderCompletionRequest, RENDER_COMPLETIONS_NEUTRAL, limits, several=True
@@ -202,7 +202,7 @@ def _document_routes(routes: Sequence[Route], parts: AppParts) -> list[Route]:
         own["/tokenizer_info"] = operations.TOKENIZER_INFO
     all_routes = [*described(routes), *(DescribedRoute(path, "GET", operation) for path, operation in own.items())]
     # A stranger is not told which model there is.
-    open_paths, name = (None, parts.runners.chat.model.name) if parts.keys is None else (OPEN_PATHS, "MODEL")
+    open_paths, name = (None, parts.runners.models.default.name) if parts.keys is None else (OPEN_PATHS, "MODEL")
     document = describe_api(all_routes, limits.max_body_bytes, limits.strict_fields, open_paths, name, parts.root_path)
     documents = Documents(document, page, parts.tokenizer_info)
     handlers = {

@@ -1,7 +1,6 @@
 """POST /v1/embeddings and POST /pooling: a vector for each input, as numbers or as their bytes, in base64 or plain."""
 
 import json
-import time
 from base64 import b64encode
 from collections.abc import Callable
 from functools import partial
@@ -11,10 +10,10 @@ import numpy as np
 import orjson
 
 from services.gateway.api.dialects.embedding_inputs import EmbeddingRequest
-from services.gateway.api.embeddings import EmbeddingAnswer, EmbeddingRunner
-from services.gateway.api.records.request_records import RequestRecords
+from services.gateway.api.embeddings import EmbeddingAnswer
 from services.gateway.api.request_runner import READING_GRACE_S
 from services.gateway.api.requests.validation import ignored_fields
+from services.gateway.api.runners import Runners
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.limits import Limits
 from services.gateway.http.operation import BINARY
@@ -32,15 +31,14 @@ class EmbeddingEndpoint:
 
     def __init__(
         self,
-        runner: EmbeddingRunner,
+        runners: Runners,
         limits: Limits,
-        records: RequestRecords,
         kind: type[EmbeddingRequest],
         write: Write,
     ) -> None:
-        self._runner = runner
+        self._runner = runners.embeddings
         self._limits = limits
-        self._records = records
+        self._records = runners.records
         self._kind = kind
         self._write = write
 
@@ -50,15 +48,15 @@ class EmbeddingEndpoint:
         terms = limits.terms(exchange.header, exchange.caller)
         self._records.begin(record, exchange.header)
         body = await exchange.read_json(limits.max_body_bytes)
-        request = await self._runner.parse(body, self._kind, EMBEDDINGS_NEUTRAL)
+        asked = await self._runner.parse(body, self._kind, EMBEDDINGS_NEUTRAL)
+        request = asked.request
         del body
         exchange.take_request_id(request.request_id)
         record.note_ignored_fields(ignored_fields(request.unknown_fields(), limits.strict_fields))
         async with exchange.while_connected(terms.timeout_s + READING_GRACE_S):
-            answer = await self._runner.run(request, record, terms)
+            answer = await self._runner.run(asked, record, terms)
             long = sum(map(len, answer.vectors)) > _FEW_NUMBERS
-            side, model = self._runner.side, self._runner.model
-            head = AnswerHead(record.request_id, model.name, int(time.time()), model.fingerprint)
+            side, head = self._runner.side, AnswerHead.of(record.request_id, asked.model)
             if request.encoding_format in ("bytes", "bytes_only"):
                 body, headers = await side.run_if(long, plain_bytes, answer, request, head)
                 await exchange.respond(200, body, BINARY, headers)

@@ -1,6 +1,5 @@
 """Answers generating requests over HTTP: reads, checks and runs each, and writes its answer."""
 
-import time
 from typing import Generic
 
 from services.gateway.api.answers.choice import Update, Usage, joined
@@ -9,6 +8,7 @@ from services.gateway.api.records.request_records import RequestRecords
 from services.gateway.api.request_runner import READING_GRACE_S, RequestRunner
 from services.gateway.api.requests.asked_logprobs import asks_for_many
 from services.gateway.api.requests.schema import CommonRequest, Request
+from services.gateway.api.served_models import Resolved
 from services.gateway.api.side_thread import SideThread
 from services.gateway.api.terms import Terms
 from services.gateway.http.exchange import Exchange
@@ -42,24 +42,23 @@ class GenerationEndpoint(Generic[Request]):
         body = await exchange.read_json(self._limits.max_body_bytes)
         asked, ignored = await self._runner.parse(body, self._format.neutral, limits.strict_fields)
         del body
-        exchange.take_request_id(asked.request_id)
+        exchange.take_request_id(asked.request.request_id)
         exchange.record.note_ignored_fields(ignored)
-        request = limits.defaults.applied(asked)
-        model = self._runner.model
-        head = AnswerHead(exchange.record.request_id, model.name, int(time.time()), model.fingerprint)
-        await answer_over_http(exchange, self._runner, request, self._format.answer(request, head), terms)
+        asked = Resolved(limits.defaults.applied(asked.request), asked.model)
+        answer = self._format.answer(asked.request, AnswerHead.of(exchange.record.request_id, asked.model))
+        await answer_over_http(exchange, self._runner, asked, answer, terms)
 
 
 async def answer_over_http(
-    exchange: Exchange, runner: RequestRunner[Request], request: Request, answer: Answer, terms: Terms
+    exchange: Exchange, runner: RequestRunner[Request], asked: Resolved[Request], answer: Answer, terms: Terms
 ) -> None:
     """Runs a checked request and sends its answer, as a stream or whole. Raises ApiError, ClientGone."""
     async with (
         exchange.while_connected(terms.timeout_s + READING_GRACE_S),
-        runner.run(request, exchange.record, terms) as updates,
+        runner.run(asked, exchange.record, terms) as updates,
     ):
-        if request.stream:
-            await _stream(exchange, updates, answer, runner.side, request)
+        if asked.request.stream:
+            await _stream(exchange, updates, answer, runner.side, asked.request)
         else:
             await _collect(exchange, updates, answer, runner.side)
 

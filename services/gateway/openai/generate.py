@@ -1,6 +1,5 @@
 """POST /inference/v1/generate, vLLM's: token ids in, token ids out. A request runs as the completion of its tokens."""
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, ClassVar
@@ -12,12 +11,11 @@ from pydantic_core import PydanticCustomError
 from services.gateway.api.answers.choice import Update, Usage
 from services.gateway.api.dialects.completions import CompletionRequest
 from services.gateway.api.errors import ApiError
-from services.gateway.api.records.request_records import RequestRecords
-from services.gateway.api.request_runner import RequestRunner, Runners
 from services.gateway.api.requests.large_json import takes_long
 from services.gateway.api.requests.schema import Label, Priority, StreamOptions, TokenId, TopOrAll
 from services.gateway.api.requests.strict import Nested, Open
 from services.gateway.api.requests.validation import Neutral, ignored_fields, parse_request, validate_request
+from services.gateway.api.runners import Runners
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.limits import Limits
 from services.gateway.openai.answer import AnswerHead
@@ -86,9 +84,9 @@ class GenerateEndpoint:
     """Answers requests of token ids."""
 
     def __init__(self, runners: Runners, limits: Limits) -> None:
-        self._runner: RequestRunner[CompletionRequest] = runners.completions
+        self._runner = runners.completions
         self._tokenizer = runners.tokenizer
-        self._records: RequestRecords = runners.records
+        self._records = runners.records
         self._limits = limits
 
     async def __call__(self, exchange: Exchange) -> None:
@@ -101,12 +99,11 @@ class GenerateEndpoint:
         del body
         exchange.take_request_id(request.request_id)
         exchange.record.note_ignored_fields(ignored_fields(request.unknown_fields(), limits.strict_fields))
-        model = self._runner.model
-        head = AnswerHead(exchange.record.request_id, model.name, int(time.time()), model.fingerprint)
-        answer = GenerateAnswer(self._tokenizer, completion, head)
         with _in_words_of_generate():
-            self._runner.check(completion)
-            await answer_over_http(exchange, self._runner, completion, answer, terms)
+            asked = self._runner.check(completion)
+            head = AnswerHead.of(exchange.record.request_id, asked.model)
+            answer = GenerateAnswer(self._tokenizer, completion, head)
+            await answer_over_http(exchange, self._runner, asked, answer, terms)
 
 
 def _parse(body: bytes) -> tuple[GenerateRequest, TokensRequest]:

@@ -12,7 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from services.gateway.api.errors import ApiError, unavailable
 from services.gateway.api.generation import Generator
 from services.gateway.api.records.request_records import KEPT, RequestRecords
-from services.gateway.api.served_model import ServedModel
+from services.gateway.api.served_models import ServedModel, ServedModels
 from services.gateway.http.exchange import Exchange
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.docs_page import SCRIPT, STYLE, DocsPage
@@ -23,31 +23,31 @@ HTML = "text/html; charset=utf-8"
 class Models:
     """GET /v1/models and GET /v1/models/{model}."""
 
-    def __init__(self, model: ServedModel, generator: Generator) -> None:
-        self._model = model
+    def __init__(self, models: ServedModels, generator: Generator) -> None:
+        self._models = models
         self._generator = generator
 
     async def list(self, exchange: Exchange) -> None:
-        """Sends a list of the one model's names, in OpenAI's form and in Anthropic's."""
-        names = self._model.names.listed
+        """Sends a list of the models by all their names, in OpenAI's form and in Anthropic's."""
+        names = [*self._models.by_name]
         pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
-        listed = {"object": "list", "data": [self._describe(name) for name in names], **pages}
+        listed = {"object": "list", "data": [self._describe(*each) for each in self._models.by_name.items()], **pages}
         await exchange.respond(200, orjson.dumps(listed))
 
     async def retrieve(self, exchange: Exchange) -> None:
         """Sends a model by its name. Raises ApiError."""
-        name = self._model.find(exchange.path_params["model"])
-        await exchange.respond(200, orjson.dumps(self._describe(name)))
+        name = self._models.listed_name(exchange.path_params["model"])
+        await exchange.respond(200, orjson.dumps(self._describe(name, self._models.by_name[name])))
 
-    def _describe(self, name: str) -> dict[str, object]:
-        created = datetime.fromtimestamp(self._model.created, UTC)
+    def _describe(self, name: str, model: ServedModel) -> dict[str, object]:
+        created = datetime.fromtimestamp(model.base.created, UTC)
         return {
             "id": name,
             "object": "model",
-            "created": self._model.created,
+            "created": model.base.created,
             "owned_by": "baton",
-            "root": self._model.name,
-            "parent": None,
+            "root": model.base.name,
+            "parent": model.parent,
             "max_model_len": self._generator.max_model_len,
             "type": "model",
             "display_name": name,

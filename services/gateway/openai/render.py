@@ -13,6 +13,7 @@ from services.gateway.api.request_runner import RequestRunner
 from services.gateway.api.requests.chat import ChatRequest
 from services.gateway.api.requests.schema import Request
 from services.gateway.api.requests.validation import Neutral
+from services.gateway.api.served_models import Resolved
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.limits import Limits
 from services.gateway.http.rendered import rendered
@@ -63,13 +64,12 @@ class RenderEndpoint(Generic[Request]):
         """Sends the token ids and the sampling parameters of each prompt. Raises ApiError, ClientGone."""
         body = await exchange.read_json(self._limits.max_body_bytes)
         asked, ignored = await self._runner.parse(body, self._neutral, self._limits.strict_fields, self._kind)
-        exchange.take_request_id(asked.request_id)
+        exchange.take_request_id(asked.request.request_id)
         exchange.record.note_ignored_fields(ignored)
-        request = self._limits.defaults.applied(asked)
-        made = await self._runner.rendered(request, exchange.record, exchange.caller)
+        request = self._limits.defaults.applied(asked.request)
+        made = await self._runner.rendered(Resolved(request, asked.model), exchange.record, exchange.caller)
         answer_id = f"{'cmpl' if self._several else 'chatcmpl'}-{exchange.record.request_id}"
         ids = [answer_id] if len(made) == 1 else [f"{answer_id}-{number}" for number in range(len(made))]
-        model = self._runner.model.name
-        listed = [rendered(request, *each, own_id, model) for each, own_id in zip(made, ids, strict=True)]
+        listed = [rendered(request, *each, own_id, asked.model.name) for each, own_id in zip(made, ids, strict=True)]
         answer = listed if self._several else listed[0]
         await exchange.respond(200, await self._runner.side.run(orjson.dumps, answer, None, orjson.OPT_SERIALIZE_NUMPY))

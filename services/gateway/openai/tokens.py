@@ -10,7 +10,7 @@ from pydantic import Field
 from services.gateway.api.dialects.completions import CompletionRequest
 from services.gateway.api.dialects.prompts import Prompt
 from services.gateway.api.errors import invalid
-from services.gateway.api.request_runner import RequestRunner, Runners
+from services.gateway.api.request_runner import RequestRunner
 from services.gateway.api.requests.chat import ChatRequest
 from services.gateway.api.requests.large_json import takes_long
 from services.gateway.api.requests.schema import Request, TokenId
@@ -22,6 +22,7 @@ from services.gateway.api.requests.validation import (
     read_value,
     validate_request,
 )
+from services.gateway.api.runners import Runners
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.limits import Limits
 from services.gateway.openai.neutral import CHAT_NEUTRAL, COMPLETIONS_NEUTRAL
@@ -80,9 +81,8 @@ class Tokens:
         """Sends the text of token ids, with the special tokens. Raises ApiError, ClientGone."""
         request = validate_request(await self._read(exchange), DetokenizeRequest, {})
         exchange.record.note_ignored_fields(ignored_fields(request.unknown_fields(), self._limits.strict_fields))
-        model, record = self._runners.chat.model, exchange.record
-        model.check(request.model)
-        if (largest := max(request.tokens)) >= model.vocab_size:
+        model, record = self._runners.models.resolve(request.model), exchange.record
+        if (largest := max(request.tokens)) >= model.base.vocab_size:
             raise invalid(f"Invalid 'tokens': token id {largest} is out of the vocabulary.", "tokens", "invalid_value")
         record.prompt_tokens = len(request.tokens)
         async with exchange.caller.admit(record):
@@ -101,6 +101,5 @@ class Tokens:
     async def _prompt(self, exchange: Exchange, runner: RequestRunner[Request], request: Request) -> Prompt:
         ignored = runner.dialect.ignored_fields(request)
         exchange.record.note_ignored_fields(ignored_fields(ignored, self._limits.strict_fields))
-        runner.check(request)
-        (prompt,) = await runner.tokenize(request, exchange.record, exchange.caller)
+        (prompt,) = await runner.tokenize(runner.check(request), exchange.record, exchange.caller)
         return prompt

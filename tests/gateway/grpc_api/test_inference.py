@@ -20,9 +20,9 @@ from services.config import Pooling
 from services.gateway.api.dialects.chat_answers import ChatModel
 from services.gateway.api.generation import Delta, Expired, Failed, Overloaded, TooLarge, Unavailable, Unsupported
 from services.gateway.api.grammars.structured_output import grammar_of
-from services.gateway.api.request_runner import make_runners
 from services.gateway.api.requests.structured import StructuredOutputs
-from services.gateway.api.served_model import ModelNames
+from services.gateway.api.runners import make_runners
+from services.gateway.api.served_models import ServedModels
 from services.gateway.api.side_thread import SideThread
 from services.gateway.grpc_api.server import GrpcServer
 from services.gateway.grpc_api.servicer import InferenceServicer
@@ -90,7 +90,7 @@ async def serving(forms: AnswerForms = NO_FORMS, max_logprobs: int = 20) -> Asyn
     generator, metrics = ScriptedGenerator(Script(one_delta(hello))), GatewayMetrics(CollectorRegistry())
     model = ModelInfo(tokenizer.vocab_size, 4096, GenerationDefaults(), max_logprobs=max_logprobs)
     template = ChatTemplate(CHATML, tokenizer.special_tokens)
-    runners = make_runners(model, ModelNames.of(MODEL), tokenizer, ChatModel(template, forms), generator, metrics)
+    runners = make_runners(ServedModels.of(model, MODEL), tokenizer, ChatModel(template, forms), generator, metrics)
     server = GrpcServer(InferenceServicer(runners, metrics, 300.0), generator, runners.side, MAX_MESSAGE_BYTES)
     port = await server.start("127.0.0.1", 0)
     beside = [asyncio.create_task(server.report_health()), asyncio.create_task(runners.processes.run())]

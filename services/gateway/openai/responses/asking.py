@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from services.gateway.api.request_runner import Runners
+from services.gateway.api.requests.chat import ChatRequest
 from services.gateway.api.requests.large_json import takes_long
 from services.gateway.api.requests.validation import ignored_fields, parse_request
+from services.gateway.api.runners import Runners
+from services.gateway.api.served_models import Resolved, ServedModel
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.limits import Limits
 from services.gateway.openai.neutral import RESPONSES_NEUTRAL
@@ -20,16 +22,23 @@ from services.gateway.openai.responses.translation import ResponseChat, chat_of,
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request with the conversation that it continues, the tools that its model is offered, and the chat of these.
+    """A request with the conversation that it continues, its model, the tools that the model is offered, and the chat
+    of these.
 
     long: it takes long to go through.
     """
 
     request: ResponsesRequest
     conversation: Sequence[Item]
+    model: ServedModel
     tools: OfferedTools
     chat: ResponseChat
     long: bool
+
+    @property
+    def resolved(self) -> Resolved[ChatRequest]:
+        """The chat with its model."""
+        return Resolved(self.chat, self.model)
 
     def chat_of(self, items: Sequence[Item]) -> ResponseChat:
         """Returns the chat with these items alone. Raises ApiError."""
@@ -44,7 +53,7 @@ class Asking:
         self._side = runners.side
         self._limits = limits
         self._conversations = Conversations(kept)
-        self._fitting = Fitting(runners.chat, runners.side)
+        self._fitting = Fitting(self._runner, runners.side)
 
     async def read(self, exchange: Exchange) -> Asked:
         """Reads the request of an exchange. Raises ApiError, ClientGone."""
@@ -61,7 +70,7 @@ class Asking:
 
     def _request(self, body: bytes) -> ResponsesRequest:
         request = parse_request(body, ResponsesRequest, RESPONSES_NEUTRAL)
-        self._runner.model.check(request.model)
+        self._runner.models.resolve(request.model)
         request.check_combinations()
         return request
 
@@ -72,10 +81,10 @@ class Asking:
         tools = offered_tools(request, conversation)
         chat = chat_of(request, conversation, tools)
         with in_words_of_responses(tools):
-            self._runner.check(chat)
+            model = self._runner.check(chat).model
         of_chat = (own_name(name, tools) for name in self._runner.dialect.ignored_fields(chat))
         ignored = ignored_fields((*request.unknown_fields(), *of_chat), self._limits.strict_fields)
-        return Asked(request, conversation, tools, chat, long), ignored
+        return Asked(request, conversation, model, tools, chat, long), ignored
 
     async def _fitted(self, asked: Asked, exchange: Exchange) -> Asked:
         with in_words_of_responses(asked.tools):

@@ -6,7 +6,9 @@ from typing import Any
 import orjson
 
 from services.gateway.api.errors import unsupported
-from services.gateway.api.request_runner import READING_GRACE_S, Runners
+from services.gateway.api.request_runner import READING_GRACE_S
+from services.gateway.api.runners import Runners
+from services.gateway.api.served_models import ServedModel
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.limits import Limits
 from services.gateway.http.rendered import rendered
@@ -56,7 +58,7 @@ class ResponsesEndpoint:
         request, turn = asked.request, await self._turn(asked, terms.tenant)
         ids = turn.head["id"], f"resp_{exchange.record.request_id}"
         with self._running.added(terms.tenant, ids, turn.head) as running:
-            generating = self._runner.run(asked.chat, exchange.record, terms)
+            generating = self._runner.run(asked.resolved, exchange.record, terms)
             at_most_s = terms.timeout_s + READING_GRACE_S
             if request.background and self._background is not None:
                 telling = Telling(exchange, running, at_most_s if request.stream else None)
@@ -70,25 +72,25 @@ class ResponsesEndpoint:
         """Sends the token ids and the sampling parameters, and has nothing generated. Raises ApiError, ClientGone."""
         asked = await self._asking.read(exchange)
         with in_words_of_responses(asked.tools):
-            (made,) = await self._runner.rendered(asked.chat, exchange.record, exchange.caller)
+            (made,) = await self._runner.rendered(asked.resolved, exchange.record, exchange.caller)
         streamed = {name: getattr(asked.request, name) for name in ("stream", "stream_options")}
         request, request_id = asked.chat.model_copy(update=streamed), f"resp_{exchange.record.request_id}"
-        answer = rendered(request, *made, request_id, self._runner.model.name)
+        answer = rendered(request, *made, request_id, asked.model.name)
         await exchange.respond(200, await self._side.run(orjson.dumps, answer, None, orjson.OPT_SERIALIZE_NUMPY))
 
     async def _turn(self, asked: Asked, tenant: str) -> Turn:
         """Returns the turn that begins. Raises ApiError."""
-        about, defaults = self._about(asked.request), self._runner.model.defaults
+        about, defaults = self._about(asked.request, asked.model), asked.model.base.defaults
         described = await self._side.run_if(asked.long, head, asked.request, about, defaults)
         return Turn(described, asked.conversation, tenant, asked.tools)
 
-    def _about(self, request: ResponsesRequest) -> dict[str, Any]:
+    def _about(self, request: ResponsesRequest, model: ServedModel) -> dict[str, Any]:
         """Returns what only the gateway knows of a response, as JSON values. Raises ApiError."""
         if request.background and self._background is None:
             raise unsupported("background", "This server keeps no responses: 'background' must be false, or left out.")
         return {
             "id": new_id("resp"),
             "created_at": int(time.time()),
-            "model": self._runner.model.name,
+            "model": model.name,
             "store": self._kept.asked(request.store),
         }
