@@ -31,7 +31,7 @@ class Messages:
     """POST /v1/messages, POST /v1/messages/count_tokens and POST /v1/messages/render."""
 
     def __init__(self, runners: Runners, limits: Limits) -> None:
-        self._runner = runners.chat
+        self._runner = runners.of(ChatRequest)
         self._side = runners.side
         self._records = runners.records
         self._limits = limits

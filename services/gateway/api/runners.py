@@ -1,11 +1,14 @@
-"""The runners of all kinds of requests, and what they share."""
+"""The runners of all kinds of requests, by kind, and what they share."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from services.gateway.api.dialects.chat import ChatDialect
 from services.gateway.api.dialects.chat_answers import ChatModel
-from services.gateway.api.dialects.chat_batch import BatchChatDialect, BatchChatRequest
-from services.gateway.api.dialects.completions import CompletionDialect, CompletionRequest
+from services.gateway.api.dialects.chat_batch import BatchChatDialect
+from services.gateway.api.dialects.completions import CompletionDialect
+from services.gateway.api.dialects.dialect import Dialect
 from services.gateway.api.embeddings import EmbeddingRunner
 from services.gateway.api.generation import Generator
 from services.gateway.api.grammars.checks import GrammarChecks
@@ -13,7 +16,7 @@ from services.gateway.api.in_progress import InProgress
 from services.gateway.api.records.request_records import RequestRecords
 from services.gateway.api.records.tracing import Tracing
 from services.gateway.api.request_runner import RequestRunner
-from services.gateway.api.requests.chat import ChatRequest
+from services.gateway.api.requests.schema import CommonRequest, Request
 from services.gateway.api.served_models import ServedModels
 from services.gateway.api.side_thread import SideThread
 from services.gateway.metrics import GatewayMetrics
@@ -25,9 +28,7 @@ from services.gateway.text.tokenizer import Tokenizer
 class Runners:
     """One runner for each kind of generating request, one for embeddings, and what all of them share."""
 
-    chat: RequestRunner[ChatRequest]
-    chat_batches: RequestRunner[BatchChatRequest]
-    completions: RequestRunner[CompletionRequest]
+    by_kind: Mapping[type[CommonRequest], RequestRunner[Any]]  # each under its dialect's `kind`
     embeddings: EmbeddingRunner
     models: ServedModels
     tokenizer: Tokenizer
@@ -35,6 +36,10 @@ class Runners:
     processes: SideProcesses
     records: RequestRecords
     in_progress: InProgress
+
+    def of(self, kind: type[Request]) -> RequestRunner[Request]:
+        """Returns the runner of requests of a dialect's kind."""
+        return self.by_kind[kind]
 
 
 def make_runners(
@@ -48,11 +53,13 @@ def make_runners(
     """Returns the runners of a gateway. tracing: None makes no spans."""
     side, processes = SideThread(), SideProcesses(tokenizer.backend.to_str)
     grammars = GrammarChecks(processes)
-    chat, completions = ChatDialect(tokenizer, chat_model, side, processes), CompletionDialect(tokenizer, side)
+    chats = ChatDialect(tokenizer, chat_model, side, processes)
+    dialects: tuple[Dialect[Any], ...] = (chats, BatchChatDialect(chats), CompletionDialect(tokenizer, side))
     return Runners(
-        RequestRunner(chat, models, tokenizer, generator, metrics, side, grammars),
-        RequestRunner(BatchChatDialect(chat), models, tokenizer, generator, metrics, side, grammars),
-        RequestRunner(completions, models, tokenizer, generator, metrics, side, grammars),
+        {
+            dialect.kind: RequestRunner(dialect, models, tokenizer, generator, metrics, side, grammars)
+            for dialect in dialects
+        },
         EmbeddingRunner(models, tokenizer, generator, metrics, side),
         models,
         tokenizer,

@@ -26,7 +26,7 @@ class CohereChats:
     """Answers requests of /v2/chat."""
 
     def __init__(self, runners: Runners, limits: Limits) -> None:
-        self._runner = runners.chat
+        self._runner = runners.of(ChatRequest)
         self._side = runners.side
         self._records = runners.records
         self._limits = limits

@@ -12,6 +12,7 @@ import structlog
 from protos import inference_pb2, inference_pb2_grpc
 from services.config import Right
 from services.gateway.api.caller import ANYBODY, Authenticator, Caller
+from services.gateway.api.dialects.completions import CompletionRequest
 from services.gateway.api.dialects.embedding_inputs import EmbeddingRequest
 from services.gateway.api.errors import ApiError, from_generation_error, internal_error, invalid
 from services.gateway.api.generation import Expired
@@ -20,6 +21,7 @@ from services.gateway.api.records.request_phases import server_timing
 from services.gateway.api.records.request_record import IGNORED_FIELDS, TOOLS, RequestRecord, sane_or_new_id
 from services.gateway.api.request_runner import READING_GRACE_S, RequestRunner
 from services.gateway.api.requests.asked_logprobs import asks_for_many
+from services.gateway.api.requests.chat import ChatRequest
 from services.gateway.api.requests.schema import Request
 from services.gateway.api.requests.validation import Neutral, ignored_fields, unknown_field, validate_request
 from services.gateway.api.runners import Runners
@@ -81,9 +83,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         async with self._answering("grpc.generate", request, context) as (record, header):
             self._runners.records.begin(record, header)
             if request.WhichOneof("prompt") == "chat":
-                await self._generate(self._runners.chat, request, record, header, context)
+                await self._generate(self._runners.of(ChatRequest), request, record, header, context)
             else:
-                await self._generate(self._runners.completions, request, record, header, context)
+                await self._generate(self._runners.of(CompletionRequest), request, record, header, context)
 
     async def Embed(
         self,
@@ -115,9 +117,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         async with self._answering("grpc.tokenize", request, context) as (record, header):
             caller = self._caller(record, header)
             if request.WhichOneof("prompt") == "chat":
-                token_ids = await self._tokenize(self._runners.chat, request, record, caller, context)
+                token_ids = await self._tokenize(self._runners.of(ChatRequest), request, record, caller, context)
             else:
-                token_ids = await self._tokenize(self._runners.completions, request, record, caller, context)
+                token_ids = await self._tokenize(self._runners.of(CompletionRequest), request, record, caller, context)
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def ListModels(
@@ -127,7 +129,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     ) -> inference_pb2.ListModelsResponse:
         """Answers one call. inference.proto has its description."""
         async with self._answering("grpc.models", request, context):
-            max_model_len = await self._runners.chat.max_model_len()
+            max_model_len = await self._runners.of(ChatRequest).max_model_len()
         models = [
             inference_pb2.Model(id=name, created=model.base.created, max_model_len=max_model_len)
             for name, model in self._runners.models.by_name.items()

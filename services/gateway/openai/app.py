@@ -9,11 +9,14 @@ from starlette.types import ASGIApp
 
 from services.config import Right
 from services.gateway.api.caller import Authenticator
+from services.gateway.api.dialects.chat_batch import BatchChatRequest
+from services.gateway.api.dialects.completions import CompletionRequest
 from services.gateway.api.dialects.embedding_inputs import EmbeddingRequest, PoolingRequest
 from services.gateway.api.generation import Generator
 from services.gateway.api.records.limits_left import LIMIT_HEADERS
 from services.gateway.api.records.request_record import IGNORED_FIELDS, TOOLS
 from services.gateway.api.request_runner import READING_GRACE_S
+from services.gateway.api.requests.chat import ChatRequest
 from services.gateway.api.runners import Runners
 from services.gateway.http.application import Application, Gate
 from services.gateway.http.limits import Limits
@@ -90,14 +93,15 @@ def create_app(parts: AppParts) -> ASGIApp:
     runners, limits, generator = parts.runners, parts.limits, parts.generator
     models, probes = Models(runners.models, generator), _probes(parts)
     tokens = Tokens(runners, limits)
-    chat = GenerationEndpoint(runners.chat, ChatFormat(runners.tokenizer), limits, runners.records)
-    batch = GenerationEndpoint(runners.chat_batches, BatchChatFormat(runners.tokenizer), limits, runners.records)
-    completions = GenerationEndpoint(runners.completions, CompletionFormat(runners.tokenizer), limits, runners.records)
+    chat = GenerationEndpoint(runners, limits, ChatRequest, ChatFormat(runners.tokenizer))
+    batch = GenerationEndpoint(runners, limits, BatchChatRequest, BatchChatFormat(runners.tokenizer))
+    completions = GenerationEndpoint(runners, limits, CompletionRequest, CompletionFormat(runners.tokenizer))
     embeddings = EmbeddingEndpoint(runners, limits, EmbeddingRequest, embedding_list)
     pooling = EmbeddingEndpoint(runners, limits, PoolingRequest, pooling_list)
-    render_chat = RenderEndpoint(runners.chat, RenderChatRequest, RENDER_CHAT_NEUTRAL, limits, several=False)
+    chat_runner, completion_runner = runners.of(ChatRequest), runners.of(CompletionRequest)
+    render_chat = RenderEndpoint(chat_runner, RenderChatRequest, RENDER_CHAT_NEUTRAL, limits, several=False)
     render_completions = RenderEndpoint(
-        runners.completions, RenderCompletionRequest, RENDER_COMPLETIONS_NEUTRAL, limits, several=True
+        completion_runner, RenderCompletionRequest, RENDER_COMPLETIONS_NEUTRAL, limits, several=True
     )
     routes = [
         route("/v1/chat/completions", chat, operations.CHAT, "POST"),

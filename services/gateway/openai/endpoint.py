@@ -4,10 +4,10 @@ from typing import Generic
 
 from services.gateway.api.answers.choice import Update, Usage, joined
 from services.gateway.api.answers.updates import Updates
-from services.gateway.api.records.request_records import RequestRecords
 from services.gateway.api.request_runner import READING_GRACE_S, RequestRunner
 from services.gateway.api.requests.asked_logprobs import asks_for_many
 from services.gateway.api.requests.schema import CommonRequest, Request
+from services.gateway.api.runners import Runners
 from services.gateway.api.served_models import Resolved
 from services.gateway.api.side_thread import SideThread
 from services.gateway.api.terms import Terms
@@ -24,13 +24,13 @@ class GenerationEndpoint(Generic[Request]):
 
     def __init__(
         self,
-        runner: RequestRunner[Request],
-        format: AnswerFormat[Request],
+        runners: Runners,
         limits: Limits,
-        records: RequestRecords,
+        kind: type[Request],
+        format: AnswerFormat[Request],
     ) -> None:
-        self._runner = runner
-        self._records = records
+        self._runner = runners.of(kind)
+        self._records = runners.records
         self._format = format
         self._limits = limits
 

@@ -84,7 +84,7 @@ class GenerateEndpoint:
     """Answers requests of token ids."""
 
     def __init__(self, runners: Runners, limits: Limits) -> None:
-        self._runner = runners.completions
+        self._runner = runners.of(CompletionRequest)
         self._tokenizer = runners.tokenizer
         self._records = runners.records
         self._limits = limits

@@ -63,15 +63,15 @@ class Tokens:
         request: TokenizeChatRequest | TokenizeTextRequest
         if "messages" in value:
             request = validate_request(value, TokenizeChatRequest, CHAT_NEUTRAL)
-            prompt = await self._prompt(exchange, self._runners.chat, request)
+            prompt = await self._prompt(exchange, self._runners.of(ChatRequest), request)
         else:
             request = validate_request(value, TokenizeTextRequest, COMPLETIONS_NEUTRAL)
-            prompt = await self._prompt(exchange, self._runners.completions, request)
+            prompt = await self._prompt(exchange, self._runners.of(CompletionRequest), request)
         ids: list[int] = prompt.token_ids.tolist()
         backend = self._runners.tokenizer.backend
         answer = {
             "count": len(ids),
-            "max_model_len": await self._runners.chat.max_model_len(),
+            "max_model_len": await self._runners.of(ChatRequest).max_model_len(),
             "tokens": ids,
             "token_strs": [backend.id_to_token(token) for token in ids] if request.return_token_strs else None,
         }

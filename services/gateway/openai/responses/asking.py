@@ -49,7 +49,7 @@ class Asking:
     """Reads requests."""
 
     def __init__(self, runners: Runners, limits: Limits, kept: KeptResponses) -> None:
-        self._runner = runners.chat
+        self._runner = runners.of(ChatRequest)
         self._side = runners.side
         self._limits = limits
         self._conversations = Conversations(kept)

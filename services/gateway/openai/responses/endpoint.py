@@ -7,6 +7,7 @@ import orjson
 
 from services.gateway.api.errors import unsupported
 from services.gateway.api.request_runner import READING_GRACE_S
+from services.gateway.api.requests.chat import ChatRequest
 from services.gateway.api.runners import Runners
 from services.gateway.api.served_models import ServedModel
 from services.gateway.http.exchange import Exchange
@@ -38,7 +39,7 @@ class ResponsesEndpoint:
         running: RunningResponses,
     ) -> None:
         """`background`: None generates no response in the background."""
-        self._runner = runners.chat
+        self._runner = runners.of(ChatRequest)
         self._side = runners.side
         self._records = runners.records
         self._limits = limits
