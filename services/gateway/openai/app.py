@@ -15,7 +15,6 @@ from services.gateway.api.dialects.embedding_inputs import EmbeddingRequest, Poo
 from services.gateway.api.generation import Generator
 from services.gateway.api.records.limits_left import LIMIT_HEADERS
 from services.gateway.api.records.request_record import IGNORED_FIELDS, TOOLS
-from services.gateway.api.request_runner import READING_GRACE_S
 from services.gateway.api.requests.chat import ChatRequest
 from services.gateway.api.runners import Runners
 from services.gateway.http.application import Application, Gate
@@ -41,12 +40,7 @@ from services.gateway.openai.render import (
     RenderCompletionRequest,
     RenderEndpoint,
 )
-from services.gateway.openai.responses.background_kept import BackgroundResponses
-from services.gateway.openai.responses.endpoint import ResponsesEndpoint
-from services.gateway.openai.responses.held import HeldAnswers
-from services.gateway.openai.responses.kept import KeptResponses
-from services.gateway.openai.responses.pages import ResponsePages
-from services.gateway.openai.responses.running import RunningResponses
+from services.gateway.openai.responses.routes import response_routes
 from services.gateway.openai.responses.store import ResponseStore
 from services.gateway.openai.tokens import Tokens
 
@@ -113,7 +107,7 @@ def create_app(parts: AppParts) -> ASGIApp:
         route("/v1/embeddings", embeddings, operations.EMBEDDINGS, "POST"),
         route("/pooling", pooling, operations.POOLING, "POST"),
         *parts.other_apis,
-        *_response_routes(runners, limits, parts.response_store),
+        *response_routes(runners, limits, parts.response_store),
         route("/v1/models", models.list, operations.MODELS),
         route("/v1/models/{model:path}", models.retrieve, operations.MODEL),
         route("/tokenize", tokens.tokenize, operations.TOKENIZE, "POST"),
@@ -178,22 +172,6 @@ def _application(
 
 def _probes(parts: AppParts) -> Probes:
     return Probes(parts.generator, parts.metrics, parts.describe_ledger)
-
-
-def _response_routes(runners: Runners, limits: Limits, store: ResponseStore | None) -> list[Route]:
-    held, running = HeldAnswers(), RunningResponses()
-    kept = KeptResponses(store, runners.side, held)
-    background = None if store is None else BackgroundResponses(store, runners.side, held)
-    create = ResponsesEndpoint(runners, limits, kept, background, running)
-    pages = ResponsePages(kept, running, limits.request_timeout_s + READING_GRACE_S, limits.strict_fields)
-    return [
-        route("/v1/responses", create, operations.RESPONSES, "POST"),
-        route("/v1/responses/render", create.render, operations.RENDER_RESPONSE, "POST"),
-        route("/v1/responses/{response_id}", pages.retrieve, operations.RESPONSE),
-        route("/v1/responses/{response_id}", pages.delete, operations.DELETE_RESPONSE, "DELETE"),
-        route("/v1/responses/{response_id}/cancel", pages.cancel, operations.CANCEL_RESPONSE, "POST"),
-        route("/v1/responses/{response_id}/input_items", pages.input_items, operations.INPUT_ITEMS),
-    ]
 
 
 def _document_routes(routes: Sequence[Route], parts: AppParts) -> list[Route]:

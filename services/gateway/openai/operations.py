@@ -1,10 +1,10 @@
-"""The operation of each route of the OpenAI API. /openapi.json is made of these."""
+"""The operation of each route of the OpenAI API, but for responses. /openapi.json is made of these."""
 
 from services.gateway.api.dialects.chat_batch import BatchChatRequest
 from services.gateway.api.dialects.completions import CompletionRequest
 from services.gateway.api.dialects.embedding_inputs import EmbeddingRequest, PoolingRequest
 from services.gateway.api.requests.chat import ChatRequest
-from services.gateway.http.operation import GENERATING, READING, TOKENIZING, Operation, Schema
+from services.gateway.http.operation import GENERATING, READING, TOKENIZING, Operation
 from services.gateway.http.rendered import Rendered, RenderedList
 from services.gateway.openai.answers import (
     AnyObject,
@@ -29,22 +29,17 @@ from services.gateway.openai.answers import (
     VersionAnswer,
 )
 from services.gateway.openai.generate import GENERATE_NEUTRAL, GenerateRequest
-from services.gateway.openai.neutral import CHAT_NEUTRAL, COMPLETIONS_NEUTRAL, EMBEDDINGS_NEUTRAL, RESPONSES_NEUTRAL
+from services.gateway.openai.neutral import CHAT_NEUTRAL, COMPLETIONS_NEUTRAL, EMBEDDINGS_NEUTRAL
 from services.gateway.openai.render import (
     RENDER_CHAT_NEUTRAL,
     RENDER_COMPLETIONS_NEUTRAL,
     RenderChatRequest,
     RenderCompletionRequest,
 )
-from services.gateway.openai.responses.answers import DeletedResponse, InputItemList, Response, ResponseEvent
-from services.gateway.openai.responses.pages import DEFAULT_ITEMS, MOST_ITEMS
-from services.gateway.openai.responses.request import LOGPROBS, ResponsesRequest
 from services.gateway.openai.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
 
 _NOT_FOUND = (404, 431, 500)
 _NOT_READY = (431, 500, 503)
-_OF_A_RESPONSE = (400, 404, 431, 500, 503)
-_INCLUDE: Schema = {"type": "array", "items": {"type": "string"}, "description": f"Known is {LOGPROBS}."}
 
 CHAT = Operation(
     summary="The assistant's next message in a chat, whole or as a stream",
@@ -90,39 +85,6 @@ POOLING = Operation(
     bytes_too=True,
     errors=GENERATING,
 )
-RESPONSES = Operation(
-    summary="The next items of a conversation, whole or as a stream, kept for later turns",
-    bodies={ResponsesRequest: RESPONSES_NEUTRAL},
-    answer=Response,
-    chunk=ResponseEvent,
-    errors=GENERATING,
-)
-RESPONSE = Operation(
-    summary="A response that is running or kept, or of a background response the events",
-    query={
-        "include": _INCLUDE,
-        "stream": {"enum": ["true", "false"]},
-        "starting_after": {"type": "integer", "minimum": 0, "maximum": 999_999_999},
-    },
-    answer=Response,
-    chunk=ResponseEvent,
-    errors=_OF_A_RESPONSE,
-)
-DELETE_RESPONSE = Operation(summary="A kept response, deleted", answer=DeletedResponse, errors=(404, 431, 500, 503))
-CANCEL_RESPONSE = Operation(
-    summary="A running response, ended before its time", answer=Response, errors=(*_OF_A_RESPONSE, 504)
-)
-INPUT_ITEMS = Operation(
-    summary="The items that a response answers, earlier turns included",
-    query={
-        "include": _INCLUDE,
-        "order": {"enum": ["asc", "desc"], "default": "desc"},
-        "limit": {"type": "integer", "minimum": 1, "maximum": MOST_ITEMS, "default": DEFAULT_ITEMS},
-        "after": {"type": "string", "description": "The id of the item before the first one."},
-    },
-    answer=InputItemList,
-    errors=_OF_A_RESPONSE,
-)
 RENDER_CHAT = Operation(
     summary="A chat as token ids and sampling parameters, without an answer",
     bodies={RenderChatRequest: RENDER_CHAT_NEUTRAL},
@@ -133,12 +95,6 @@ RENDER_COMPLETIONS = Operation(
     summary="Prompts as token ids and sampling parameters, without an answer",
     bodies={RenderCompletionRequest: RENDER_COMPLETIONS_NEUTRAL},
     answer=RenderedList,
-    errors=TOKENIZING,
-)
-RENDER_RESPONSE = Operation(
-    summary="A conversation as token ids and sampling parameters, without a response",
-    bodies={ResponsesRequest: RESPONSES_NEUTRAL},
-    answer=Rendered,
     errors=TOKENIZING,
 )
 TOKENIZE = Operation(
