@@ -43,8 +43,8 @@ from services.gateway.openai.app import AppParts, create_admin_app, create_app
 from services.gateway.openai.responses.redis_store import RedisResponseStore
 from services.gateway.openai.responses.store import MemoryResponseStore, ResponseStore
 from services.gateway.text.chat_template import ChatTemplate, load_chat_template
-from services.gateway.text.responses.forms import AnswerForms, find_forms
-from services.gateway.text.responses.template import TemplateSpecError
+from services.gateway.text.model_output.forms import AnswerForms, find_forms
+from services.gateway.text.model_output.template import TemplateSpecError
 from services.gateway.text.tokenizer import load_tokenizer, read_tokenizer_info
 from services.prefix_index.base import PrefixIndex
 from services.prefix_index.breaker import CircuitBreaker

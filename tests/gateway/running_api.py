@@ -32,7 +32,7 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.app import AppParts, create_admin_app, create_app
 from services.gateway.openai.responses.store import ResponseStore
 from services.gateway.text.chat_template import ChatTemplate
-from services.gateway.text.responses.forms import find_forms
+from services.gateway.text.model_output.forms import find_forms
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.model_files.info import GenerationDefaults, ModelInfo
 from services.tls.contexts import server_context

@@ -11,8 +11,8 @@ from services.gateway.api.grammars.answer_grammar import ReasoningFirst, WantedA
 from services.gateway.api.grammars.structured_output import grammar_of
 from services.gateway.api.requests.structured import StructuredOutputs
 from services.gateway.api.requests.tools import FunctionTool, NamedChoice, Tool, ToolChoice
-from services.gateway.text.responses.formats import REASONING_FORMS, TOOL_FORMS
-from services.gateway.text.responses.template import Part, load_template
+from services.gateway.text.model_output.formats import REASONING_FORMS, TOOL_FORMS
+from services.gateway.text.model_output.template import Part, load_template
 from services.gateway.text.tokenizer import Tokenizer
 from tests.gateway.tokenizer_files import byte_level
 

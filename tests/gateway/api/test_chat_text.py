@@ -10,7 +10,7 @@ from services.gateway.api.errors import ApiError
 from services.gateway.api.requests.chat import ChatRequest
 from services.gateway.api.side_thread import SideThread
 from services.gateway.text.chat_template import ChatTemplate
-from services.gateway.text.responses.forms import find_forms
+from services.gateway.text.model_output.forms import find_forms
 from services.gateway.text.tokenizer import Tokenizer
 from tests.gateway.running_processes import running_processes
 from tests.gateway.tokenizer_files import byte_level

@@ -11,7 +11,7 @@ from services.gateway.api.errors import ApiError
 from services.gateway.api.grammars.answer_grammar import answer_grammar
 from services.gateway.api.grammars.quoted_grammar import quoted_lark, quoted_regex
 from services.gateway.api.requests.tools import CustomTool
-from services.gateway.text.responses.input_text import InputText
+from services.gateway.text.model_output.input_text import InputText
 from tests.gateway.api.test_answer_grammar import PLAIN, accepts, tagged, wanted
 
 # As a coding agent sends it.

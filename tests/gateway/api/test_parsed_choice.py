@@ -7,10 +7,10 @@ from services.gateway.api.answers.parsed_choice import ParsedChoice
 from services.gateway.api.answers.reading import Reading
 from services.gateway.api.generation import Delta
 from services.gateway.text.detokenizer import make_detokenizer
-from services.gateway.text.responses.answer import AnswerText
-from services.gateway.text.responses.formats import REASONING_FORMS, START_ANCHORS, TOOL_FORMS
-from services.gateway.text.responses.parser import ParserTables
-from services.gateway.text.responses.template import load_template
+from services.gateway.text.model_output.answer import AnswerText
+from services.gateway.text.model_output.formats import REASONING_FORMS, START_ANCHORS, TOOL_FORMS
+from services.gateway.text.model_output.parser import ParserTables
+from services.gateway.text.model_output.template import load_template
 from services.gateway.text.sequence_text import SequenceText
 from services.gateway.text.tokenizer import Tokenizer, load_tokenizer
 from services.launcher import random_model

@@ -9,10 +9,10 @@ import pytest
 
 from services.gateway.api.errors import ApiError
 from services.gateway.api.grammars.answer_grammar import answer_grammar
-from services.gateway.text.responses.answer import AnswerText
-from services.gateway.text.responses.formats import TOOL_FORMS
-from services.gateway.text.responses.parser import ParserTables
-from services.gateway.text.responses.template import load_template
+from services.gateway.text.model_output.answer import AnswerText
+from services.gateway.text.model_output.formats import TOOL_FORMS
+from services.gateway.text.model_output.parser import ParserTables
+from services.gateway.text.model_output.template import load_template
 from tests.gateway.api.test_answer_grammar import PLAIN, accepts, tagged, tokenizer, tool, wanted
 
 TABLES = ParserTables(

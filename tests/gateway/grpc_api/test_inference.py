@@ -29,7 +29,7 @@ from services.gateway.grpc_api.servicer import InferenceServicer
 from services.gateway.listening import ListenError
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.text.chat_template import ChatTemplate
-from services.gateway.text.responses.forms import NO_FORMS, AnswerForms, find_forms
+from services.gateway.text.model_output.forms import NO_FORMS, AnswerForms, find_forms
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.frames import TokenLogprobs
 from services.protocol.model_files.info import GenerationDefaults, ModelInfo

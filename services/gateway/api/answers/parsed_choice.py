@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from services.gateway.api.answers.choice import Choice, Ending, PromptShown, ToolCallPart, Update, joined
 from services.gateway.api.answers.reading import Reading
 from services.gateway.api.generation import Delta
-from services.gateway.text.responses.answer import Told
-from services.gateway.text.responses.input_text import InputText
-from services.gateway.text.responses.json_calls import CallPart
+from services.gateway.text.model_output.answer import Told
+from services.gateway.text.model_output.input_text import InputText
+from services.gateway.text.model_output.json_calls import CallPart
 from services.gateway.text.sequence_text import SequenceText
 from services.protocol.outcomes import FinishReason
 

@@ -4,9 +4,9 @@ import secrets
 import string
 from dataclasses import dataclass
 
-from services.gateway.text.responses.answer import AnswerText
-from services.gateway.text.responses.forms import AnswerForms
-from services.gateway.text.responses.parser import ParserTables
+from services.gateway.text.model_output.answer import AnswerText
+from services.gateway.text.model_output.forms import AnswerForms
+from services.gateway.text.model_output.parser import ParserTables
 from services.gateway.text.tokenizer import Tokenizer
 
 _ALPHABET = string.ascii_letters + string.digits

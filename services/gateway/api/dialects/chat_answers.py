@@ -13,9 +13,9 @@ from services.gateway.api.requests.tools import as_values, custom_names, schemas
 from services.gateway.text.chat_template import ChatTemplate, reads
 from services.gateway.text.histories import with_results_in_order
 from services.gateway.text.inserted_tools import with_tools
-from services.gateway.text.responses.answer import AnswerText
-from services.gateway.text.responses.forms import NO_FORMS, AnswerForms
-from services.gateway.text.responses.parser import ParserTables
+from services.gateway.text.model_output.answer import AnswerText
+from services.gateway.text.model_output.forms import NO_FORMS, AnswerForms
+from services.gateway.text.model_output.parser import ParserTables
 from services.gateway.text.tokenizer import Tokenizer
 
 _TAIL = 1 << 16  # characters at the end of a prompt in which the assistant's message begins

@@ -7,8 +7,8 @@ from services.gateway.api.errors import invalid, unsupported
 from services.gateway.api.grammars.call_grammar import ANY_ARGUMENTS, add_calls, add_text_with_calls
 from services.gateway.api.grammars.grammar_rules import Rules, in_pattern
 from services.gateway.api.requests.tools import CustomTool, NamedChoice, Tool, ToolChoice
-from services.gateway.text.responses.formats import CallForm
-from services.gateway.text.responses.template import Field
+from services.gateway.text.model_output.formats import CallForm
+from services.gateway.text.model_output.template import Field
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.sampling import MAX_GRAMMAR
 

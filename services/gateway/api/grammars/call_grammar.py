@@ -13,7 +13,7 @@ from services.gateway.api.grammars.quoted_grammar import quoted_lark, quoted_reg
 from services.gateway.api.grammars.tagged_arguments import TaggedArguments
 from services.gateway.api.requests.form_texts import JsonStyle
 from services.gateway.api.requests.tools import INPUT, CustomTool, InputGrammar, Tool
-from services.gateway.text.responses.formats import CallForm
+from services.gateway.text.model_output.formats import CallForm
 
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}

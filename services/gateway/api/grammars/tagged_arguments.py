@@ -11,7 +11,14 @@ from services.gateway.api.grammars.forms import lark_string, of_schema
 from services.gateway.api.grammars.grammar_rules import Rules, in_pattern
 from services.gateway.api.grammars.text_pattern import not_held, text_terminals
 from services.gateway.api.requests.form_texts import JsonStyle
-from services.gateway.text.responses.argument_types import DEFINITIONS, Schema, parts_of, type_of, types_of, values_of
+from services.gateway.text.model_output.argument_types import (
+    DEFINITIONS,
+    Schema,
+    parts_of,
+    type_of,
+    types_of,
+    values_of,
+)
 
 _CLOSING = "</parameter>"
 _KEY = re.compile(r"[^<>\s]+")

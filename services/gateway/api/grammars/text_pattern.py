@@ -9,7 +9,7 @@ from llguidance import regex_to_lark
 from services.gateway.api.errors import ApiError, invalid
 from services.gateway.api.grammars.forms import lark_string
 from services.gateway.api.grammars.grammar_rules import in_pattern
-from services.gateway.text.responses.argument_types import values_of
+from services.gateway.text.model_output.argument_types import values_of
 
 _DAY = "(0[1-9]|1[0-9]|2[0-8])"
 _DATE = rf"[1-9][0-9]{{3}}-((0[1-9]|1[0-2])-{_DAY}|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple, Self
 
-from services.gateway.text.responses.contents import placeholder
+from services.gateway.text.model_output.contents import placeholder
 
 _STRUCTURE = re.compile(r'["\\{}\[\]]')
 _IN_STRING = re.compile(r'["\\]')

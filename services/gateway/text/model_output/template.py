@@ -12,7 +12,7 @@ from typing import Any
 
 import regex
 
-from services.gateway.text.responses.contents import CONTENTS
+from services.gateway.text.model_output.contents import CONTENTS
 
 _KEYS = frozenset({"version", "defaults", "fields", "start_anchor", "start_anchor_pattern"})
 _FIELD_KEYS = frozenset(

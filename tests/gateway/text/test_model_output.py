@@ -11,11 +11,11 @@ import pytest
 from transformers.utils.chat_parsing import parse_response
 
 from services.config import ReasoningParser, ToolParser
-from services.gateway.text.responses.answer import AnswerText
-from services.gateway.text.responses.formats import REASONING_FORMS, START_ANCHORS, TOOL_FORMS
-from services.gateway.text.responses.forms import NONE, find_forms
-from services.gateway.text.responses.parser import ParserTables
-from services.gateway.text.responses.template import TemplateSpecError, load_template
+from services.gateway.text.model_output.answer import AnswerText
+from services.gateway.text.model_output.formats import REASONING_FORMS, START_ANCHORS, TOOL_FORMS
+from services.gateway.text.model_output.forms import NONE, find_forms
+from services.gateway.text.model_output.parser import ParserTables
+from services.gateway.text.model_output.template import TemplateSpecError, load_template
 
 SCHEMAS: dict[str, Any] = {"f": {}, "g": {"properties": {"n": {"type": "integer"}, "b": {"type": ["boolean", "null"]}}}}
 HARD = r'{"a": "x}\"]", "b": [1, {"c": null}], "größe": "日本 🙂"}'

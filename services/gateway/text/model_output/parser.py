@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import regex
 
-from services.gateway.text.responses.template import Field, Mark, Part, ResponseTemplate
+from services.gateway.text.model_output.template import Field, Mark, Part, ResponseTemplate
 
 _CONTEXT = 64  # characters before a text that patterns may look at
 _MAX_EMPTY = 2

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.gateway.text.responses.contents import ContentError, as_json, read_content
+from services.gateway.text.model_output.contents import ContentError, as_json, read_content
 
 Schema = Mapping[str, Any]
 

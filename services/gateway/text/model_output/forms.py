@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from services.gateway.text.responses.contents import placeholder
-from services.gateway.text.responses.formats import (
+from services.gateway.text.model_output.contents import placeholder
+from services.gateway.text.model_output.formats import (
     INSERTED,
     REASONING_FORMS,
     START_ANCHORS,
@@ -16,8 +16,8 @@ from services.gateway.text.responses.formats import (
     ReasoningForm,
     ToolForm,
 )
-from services.gateway.text.responses.parser import ParserTables
-from services.gateway.text.responses.template import Field, Part, ResponseTemplate, load_template
+from services.gateway.text.model_output.parser import ParserTables
+from services.gateway.text.model_output.template import Field, Part, ResponseTemplate, load_template
 
 AUTO, NONE = "auto", "none"  # as the name of a parser: found from the model's files; switched off
 _PLAIN: Mapping[str, Any] = {}

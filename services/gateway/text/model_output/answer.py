@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from copy import copy
 from typing import Any, NamedTuple, Protocol, Self
 
-from services.gateway.text.responses.json_calls import CallPart, JsonCalls, layout_of
-from services.gateway.text.responses.parser import Event, ParserTables, ResponseParser, What
-from services.gateway.text.responses.template import Field, Part
-from services.gateway.text.responses.whole_calls import PythonCalls, WholeCalls
+from services.gateway.text.model_output.json_calls import CallPart, JsonCalls, layout_of
+from services.gateway.text.model_output.parser import Event, ParserTables, ResponseParser, What
+from services.gateway.text.model_output.template import Field, Part
+from services.gateway.text.model_output.whole_calls import PythonCalls, WholeCalls
 
 
 class Told(NamedTuple):

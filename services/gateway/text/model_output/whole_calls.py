@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from copy import copy
 from typing import Any, Self
 
-from services.gateway.text.responses.argument_types import typed
-from services.gateway.text.responses.contents import (
+from services.gateway.text.model_output.argument_types import typed
+from services.gateway.text.model_output.contents import (
     ContentError,
     as_json,
     python_call,
@@ -14,7 +14,7 @@ from services.gateway.text.responses.contents import (
     reading,
     transformed,
 )
-from services.gateway.text.responses.json_calls import CallPart
+from services.gateway.text.model_output.json_calls import CallPart
 
 _PYTHON = re.compile(r"""["'\\()\[\]{}]""")
 
