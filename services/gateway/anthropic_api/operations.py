@@ -1,6 +1,6 @@
 """The operation of each route of the Messages API, for /openapi.json."""
 
-from services.gateway.anthropic_api.answers import AnswerMessage, MessageEvent, MessagesError, TokenCountAnswer
+from services.gateway.anthropic_api.answer_models import AnswerMessage, MessageEvent, MessagesError, TokenCountAnswer
 from services.gateway.anthropic_api.errors import STATUS_OVERLOADED, MessagesEnvelope
 from services.gateway.anthropic_api.request import NEUTRAL, CountRequest, MessagesRequest
 from services.gateway.http.operation import READING, Operation

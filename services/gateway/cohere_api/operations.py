@@ -1,6 +1,6 @@
 """The operation of each route of Cohere's API, for /openapi.json."""
 
-from services.gateway.cohere_api.answers import ChatEvent, CohereChatAnswer, CohereError, EmbedAnswer
+from services.gateway.cohere_api.answer_models import ChatEvent, CohereChatAnswer, CohereError, EmbedAnswer
 from services.gateway.cohere_api.chat_request import CHAT_NEUTRAL, CohereChatRequest
 from services.gateway.cohere_api.embed_request import EMBED_NEUTRAL, EmbedRequest
 from services.gateway.cohere_api.errors import CohereEnvelope

@@ -27,7 +27,7 @@ from services.gateway.api.requests.validation import Neutral, ignored_fields, un
 from services.gateway.api.runners import Runners
 from services.gateway.api.served_models import Resolved
 from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
-from services.gateway.grpc_api.answers import embed_response, response_of
+from services.gateway.grpc_api.answer_messages import embed_response, response_of
 from services.gateway.grpc_api.authentication import CODES, Header, header_of
 from services.gateway.grpc_api.names import grpc_message, own_name, unknown_fields
 from services.gateway.grpc_api.requests import embedding_fields, other_fields, prompt_fields

@@ -6,7 +6,7 @@ from services.gateway.api.dialects.embedding_inputs import EmbeddingRequest, Poo
 from services.gateway.api.requests.chat import ChatRequest
 from services.gateway.http.operation import GENERATING, READING, TOKENIZING, Operation
 from services.gateway.http.rendered import Rendered, RenderedList
-from services.gateway.openai.answers import (
+from services.gateway.openai.answer_models import (
     AnyObject,
     ChatBatch,
     ChatCompletion,

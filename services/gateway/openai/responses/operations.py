@@ -3,7 +3,7 @@
 from services.gateway.http.operation import GENERATING, TOKENIZING, Operation, Schema
 from services.gateway.http.rendered import Rendered
 from services.gateway.openai.neutral import RESPONSES_NEUTRAL
-from services.gateway.openai.responses.answers import DeletedResponse, InputItemList, Response, ResponseEvent
+from services.gateway.openai.responses.answer_models import DeletedResponse, InputItemList, Response, ResponseEvent
 from services.gateway.openai.responses.pages import DEFAULT_ITEMS, MOST_ITEMS
 from services.gateway.openai.responses.request import LOGPROBS, ResponsesRequest
 

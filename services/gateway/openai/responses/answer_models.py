@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import RootModel
 
 from services.gateway.http.operation import Described
-from services.gateway.openai.answers import TokenLogprob
+from services.gateway.openai.answer_models import TokenLogprob
 from services.gateway.openai.responses.items import Role
 from services.gateway.openai.responses.request import TextFormat
 from services.gateway.openai.responses.tools import AllowedTool, AnyTool
