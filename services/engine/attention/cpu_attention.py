@@ -22,7 +22,7 @@ from services.engine.attention.flash_attention import FlashAttention
 from services.engine.attention.paged_pool import begin_tokens
 from services.engine.attention.shared_prefix import SharedPrefix, shared_prefixes, tokens_of
 from services.engine.attention.tile_attention import TileAttention
-from services.engine.attention.torch_attention import StepPlan, TorchAttention
+from services.engine.attention.torch_attention import TorchAttention, TorchPlan
 from services.engine.kernels.base import Singles
 from services.engine.kernels.load import make_paged, make_tiles
 
@@ -55,7 +55,7 @@ class _Masked:
     """Rows that TorchAttention computes."""
 
     tokens: Tensor  # int64[N], indices in the step
-    plan: StepPlan
+    plan: TorchPlan
 
 
 @dataclass(frozen=True, slots=True, eq=False)

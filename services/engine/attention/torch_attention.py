@@ -51,7 +51,7 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StepPlan:
+class TorchPlan:
     """The part of a step's work that all its layers share."""
 
     slots: Tensor  # int64[T * kv_heads]: head_dim-wide rows of the pool for new K at layer 0
@@ -71,38 +71,38 @@ class TorchAttention:
         self._slots_view = pool.view(-1, layout.head_dim)
         self._heads = np.arange(layout.num_kv_heads, dtype=np.int64)
 
-    def prepare(self, queries: PagedQueries, window: int | None = None) -> StepPlan:
+    def prepare(self, queries: PagedQueries, window: int | None = None) -> TorchPlan:
         """See `Attention.prepare`."""
         slots = self._new_slots(queries)
         tiles = _cut(queries, self._layout.block_size, window)
         buckets = self._buckets(tiles)
         parts = [self._part(queries, tiles[chosen], window) for chosen in buckets]
         if len(parts) == 1 and parts[0].queries is None:
-            return StepPlan(slots, parts, None)
-        return StepPlan(slots, parts, _order([tiles[chosen] for chosen in buckets], int(queries.query_starts[-1])))
+            return TorchPlan(slots, parts, None)
+        return TorchPlan(slots, parts, _order([tiles[chosen] for chosen in buckets], int(queries.query_starts[-1])))
 
     @property
     def writes_by_kernel(self) -> bool:
         """See `Attention.writes_by_kernel`."""
         return False
 
-    def narrow(self, plan: StepPlan, tokens: Tensor) -> None:
+    def narrow(self, plan: TorchPlan, tokens: Tensor) -> None:
         """Returns None: this backend attends to all tokens of a step."""
 
-    def kernel_inputs(self, plan: StepPlan) -> None:
+    def kernel_inputs(self, plan: TorchPlan) -> None:
         """See `Attention.kernel_inputs`."""
 
     @property
     def rotate_and_write(self) -> None:
         """See `Attention.rotate_and_write`."""
 
-    def write(self, plan: StepPlan, layer: int, k: Tensor, v: Tensor) -> None:
+    def write(self, plan: TorchPlan, layer: int, k: Tensor, v: Tensor) -> None:
         """See `Attention.write`."""
         plane, head_dim = self._layout.block_size, self._layout.head_dim
         self._slots_view[2 * layer * plane :].index_copy_(0, plan.slots, k.reshape(-1, head_dim))
         self._slots_view[(2 * layer + 1) * plane :].index_copy_(0, plan.slots, v.reshape(-1, head_dim))
 
-    def attend(self, plan: StepPlan, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def attend(self, plan: TorchPlan, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """See `Attention.attend`. Reads K and V from the pool."""
         results = [self._attend_part(part, layer, q) for part in plan.parts]
         if plan.order is None:

@@ -21,7 +21,7 @@ from services.engine.kernels.cpu.decode_attention import DecodeAttention
 from services.engine.kernels.cpu.exponential import LOG2_E
 from services.engine.kernels.cpu.intrinsics import ISA
 from services.engine.kernels.cpu.team import Kernel, float_argument, the_team
-from services.engine.kernels.cpu.tile_attention import TileAttention
+from services.engine.kernels.cpu.tile_attention import TileAttentionKernel
 
 T = TypeVar("T")
 
@@ -236,5 +236,5 @@ def _compiled_decode(dtype: str, head_dim: int, group: int, block_size: int, *, 
 
 
 @cache
-def _compiled_tiles(dtype: str, head_dim: int, group: int, block_size: int) -> TileAttention:
-    return TileAttention(dtype, head_dim, group, block_size)
+def _compiled_tiles(dtype: str, head_dim: int, group: int, block_size: int) -> TileAttentionKernel:
+    return TileAttentionKernel(dtype, head_dim, group, block_size)

@@ -40,7 +40,7 @@ _LINE, _ROW_BYTES = 64, 128  # bytes of 16 words; of a row of 32 words
 _LN_2 = math.log(2)
 
 
-class TileAttention:
+class TileAttentionKernel:
     """The kernel for one dtype and shape of heads, its `config` argument, and the scratch memory that it needs."""
 
     def __init__(self, dtype: str, head_dim: int, group: int, block_size: int) -> None:
