@@ -46,10 +46,10 @@ _MAX_UNREAD_FRAMES = 2048  # some seconds of steps
 log = structlog.get_logger()
 
 
-class _Session:
-    """One life of a gateway's stream."""
+class _Stream:
+    """A gateway's stream."""
 
-    def __init__(self, hello: GatewayHello, end: Callable[["_Session"], None]) -> None:
+    def __init__(self, hello: GatewayHello, end: Callable[["_Stream"], None]) -> None:
         self.gateway = hello.gateway
         self.minor = hello.protocol_minor
         self.wants_block_events = hello.wants_block_events
@@ -76,27 +76,27 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
         self._hello = hello
         self._on_producer = on_producer
         self._drain = drain
-        self._sessions: dict[GatewayId, _Session] = {}
+        self._streams: dict[GatewayId, _Stream] = {}
         self.block_log = BlockLog(hello.fingerprint)
         self.block_log.subscribe(self._publish)
 
     def deliver(self, frames: dict[GatewayId, Frame]) -> None:
         """Frames of one step, by gateway."""
         for gateway, frame in frames.items():
-            if (session := self._sessions.get(gateway)) is not None:
-                session.outbox.put(frame_for(session.minor, frame))
+            if (stream := self._streams.get(gateway)) is not None:
+                stream.outbox.put(frame_for(stream.minor, frame))
 
     def tell(self, news: WorkerNews) -> None:
         """Tells news to the gateways that understand them, and to those whose streams begin later by the hello."""
         self._hello = replace(self._hello, knows=news.knows, embedding_size=news.embedding_size)
-        for session in list(self._sessions.values()):
-            if session.minor >= Since.NEWS:
-                session.outbox.put(news)
+        for stream in list(self._streams.values()):
+            if stream.minor >= Since.NEWS:
+                stream.outbox.put(news)
 
     def close(self) -> None:
         """Ends all streams, each after the messages that wait for it."""
-        for session in self._sessions.values():
-            session.outbox.finish()
+        for stream in self._streams.values():
+            stream.outbox.finish()
 
     async def Connect(
         self,
@@ -104,16 +104,16 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
         context: "grpc.aio.ServicerContext[worker_pb2.GatewayMessage, worker_pb2.WorkerMessage]",
     ) -> AsyncIterator[worker_pb2.WorkerMessage]:
         """One stream, until either side ends it or a newer one of the same gateway comes."""
-        session = await self._begin(request_iterator, context)
-        reader = asyncio.create_task(self._read(session, request_iterator))
+        stream = await self._begin(request_iterator, context)
+        reader = asyncio.create_task(self._read(stream, request_iterator))
         try:
             yield pack_worker_message(replace(self._hello, time_us=time.time_ns() // 1000))
-            if session.wants_block_events:
+            if stream.wants_block_events:
                 yield pack_worker_message(BlockEvents(1, snapshot=True, added=self.block_log.cached(), evicted=[]))
-            async for message in session.outbox.drain():
-                yield pack_worker_message(self._next_of(session) if isinstance(message, BlockChanges) else message)
+            async for message in stream.outbox.drain():
+                yield pack_worker_message(self._next_of(stream) if isinstance(message, BlockChanges) else message)
         finally:
-            self._end(session)
+            self._end(stream)
             reader.cancel()
             with suppress(asyncio.CancelledError):
                 await reader
@@ -134,7 +134,7 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
         self,
         messages: AsyncIterator[worker_pb2.GatewayMessage],
         context: "grpc.aio.ServicerContext[worker_pb2.GatewayMessage, worker_pb2.WorkerMessage]",
-    ) -> _Session:
+    ) -> _Stream:
         hello = await self._read_hello(messages)
         if hello is None:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be a hello")
@@ -143,12 +143,12 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
             words = f"this worker speaks protocol {ours}, the gateway {theirs}: their major versions must be equal"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, words)
         gateway, highest = hello.gateway, hello.highest_handle
-        if (older := self._sessions.get(gateway)) is not None:
+        if (older := self._streams.get(gateway)) is not None:
             self._end(older)
-        session = self._sessions[gateway] = _Session(hello, self._end)
+        stream = self._streams[gateway] = _Stream(hello, self._end)
         self._engine.call(lambda core, now: core.from_gateways.hello(gateway, highest))
         log.info("gateway connected", gateway=f"{gateway:016x}")
-        return session
+        return stream
 
     async def _read_hello(self, messages: AsyncIterator[worker_pb2.GatewayMessage]) -> GatewayHello | None:
         try:
@@ -158,67 +158,67 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
             return None
         return message if isinstance(message, GatewayHello) else None
 
-    def _end(self, session: _Session) -> None:
-        session.outbox.close()
-        if self._sessions.get(session.gateway) is session:
-            del self._sessions[session.gateway]
-            self._engine.call(lambda core, now: core.from_gateways.lost(session.gateway, now))
-            log.info("gateway gone", gateway=f"{session.gateway:016x}")
+    def _end(self, stream: _Stream) -> None:
+        stream.outbox.close()
+        if self._streams.get(stream.gateway) is stream:
+            del self._streams[stream.gateway]
+            self._engine.call(lambda core, now: core.from_gateways.lost(stream.gateway, now))
+            log.info("gateway gone", gateway=f"{stream.gateway:016x}")
 
-    async def _read(self, session: _Session, messages: AsyncIterator[worker_pb2.GatewayMessage]) -> None:
+    async def _read(self, stream: _Stream, messages: AsyncIterator[worker_pb2.GatewayMessage]) -> None:
         try:
             async for message in messages:
-                if self._sessions.get(session.gateway) is not session:
+                if self._streams.get(stream.gateway) is not stream:
                     return
-                self._message(session, message)
+                self._message(stream, message)
         except WireError as error:
-            log.warning("a gateway sent what no gateway sends", gateway=f"{session.gateway:016x}", error=str(error))
+            log.warning("a gateway sent what no gateway sends", gateway=f"{stream.gateway:016x}", error=str(error))
         finally:
-            session.outbox.close()  # ends the stream
+            stream.outbox.close()  # ends the stream
 
-    def _message(self, session: _Session, message: worker_pb2.GatewayMessage) -> None:
+    def _message(self, stream: _Stream, message: worker_pb2.GatewayMessage) -> None:
         match parse_gateway_message(message):
             case Commands(commands):
                 for command in commands:
-                    self._command(session, command)
+                    self._command(stream, command)
             case GatewayHello():
                 raise WireError("a second hello on one stream")
             case command:
-                self._command(session, command)
+                self._command(stream, command)
 
-    def _command(self, session: _Session, command: Command) -> None:
+    def _command(self, stream: _Stream, command: Command) -> None:
         match command:
             case Abort(handle):
-                id = AttemptId(session.gateway, handle)
+                id = AttemptId(stream.gateway, handle)
                 self._engine.call(lambda core, now: core.from_gateways.abort(id, now))
             case Submit():
-                self._submit(session, command)
+                self._submit(stream, command)
 
-    def _submit(self, session: _Session, submit: Submit) -> None:
+    def _submit(self, stream: _Stream, submit: Submit) -> None:
         if (wrong := what_is_wrong(submit, self._hello.vocab_size)) is not None:
             failure = Failure(submit.handle, FailureCode.UNSUPPORTED, wrong)
-            id = AttemptId(session.gateway, submit.handle)
+            id = AttemptId(stream.gateway, submit.handle)
             self._engine.call(lambda core, now: core.from_gateways.refuse(id, failure))
             return
         if isinstance(submit.handoff, TakeFrom):
             self._on_producer(submit.handoff)
-        request = engine_request(session.gateway, submit, time.monotonic())
+        request = engine_request(stream.gateway, submit, time.monotonic())
         self._engine.call(lambda core, now: core.from_gateways.submit(request, now))
         log.info("submitted", request_id=submit.request_id, handle=submit.handle, kind=request.kind.name)
 
     def _publish(self, added: Collection[BlockHash], evicted: Collection[BlockHash]) -> None:
-        for session in list(self._sessions.values()):
-            if not session.wants_block_events or not (added or evicted):
+        for stream in list(self._streams.values()):
+            if not stream.wants_block_events or not (added or evicted):
                 continue
-            if not len(session.changes):
-                session.outbox.put(session.changes)
-            session.changes.note(added, evicted)
+            if not len(stream.changes):
+                stream.outbox.put(stream.changes)
+            stream.changes.note(added, evicted)
 
-    def _next_of(self, session: _Session) -> BlockEvents:
-        """Takes a message of a session's changes; the others go behind the frames that wait."""
-        events = session.changes.take()
-        if len(session.changes):
-            session.outbox.put(session.changes)
+    def _next_of(self, stream: _Stream) -> BlockEvents:
+        """Takes a message of a stream's changes; the others go behind the frames that wait."""
+        events = stream.changes.take()
+        if len(stream.changes):
+            stream.outbox.put(stream.changes)
         return events
 
 

@@ -10,7 +10,7 @@ from services.protocol.block_hash import BlockHash
 from services.protocol.messages import GatewayHello, WorkerHello
 from services.worker.block_changes import BlockChanges
 from services.worker.engine_thread import EngineThread
-from services.worker.gateway_servicer import GatewayServicer, _Session
+from services.worker.gateway_servicer import GatewayServicer, _Stream
 
 
 def test_whoever_takes_all_messages_knows_what_is_cached():
@@ -42,9 +42,9 @@ async def test_many_changes_at_once_do_not_end_a_stream():
         num_blocks=1, max_model_len=1, max_num_seqs=1, vocab_size=1,
     )  # fmt: skip
     servicer = GatewayServicer(EngineThread.__new__(EngineThread), hello, lambda take_from: None, drain=_never_drains)
-    ended: list[_Session] = []
-    session = _Session(GatewayHello(GatewayId(7), 0), ended.append)
-    servicer._sessions[session.gateway] = session
+    ended: list[_Stream] = []
+    stream = _Stream(GatewayHello(GatewayId(7), 0), ended.append)
+    servicer._streams[stream.gateway] = stream
     events = CacheEvents()
     for node in range(1, 140_001):
         events.added(node, ROOT_NODE, node.to_bytes(4, "little"))
@@ -52,7 +52,7 @@ async def test_many_changes_at_once_do_not_end_a_stream():
     while not servicer.block_log.idle:
         await asyncio.sleep(0)
     assert not ended
-    assert len(session.changes) == 140_000
+    assert len(stream.changes) == 140_000
 
 
 async def _never_drains(timeout_s: float | None) -> tuple[bool, int]:

@@ -1,9 +1,9 @@
 """Streams to workers: one for each address, kept up for as long as the gateway runs.
 
-A session is one life of a stream: hello, then commands down and frames up until something breaks. All attempts on a
-worker end with its session. The reading task hands a worker's messages on without waiting; commands wait in one bounded
-queue, in the order in which they were given. A worker counts as lost when its stream ends, or when it answers no ping,
-is silent for too long, or does not read.
+On a stream there is a hello, then commands go down and frames up until something breaks; then the link begins another
+one. All attempts on a worker end with its stream. The reading task hands a worker's messages on without waiting;
+commands wait in one bounded queue, in the order in which they were given. A worker counts as lost when its stream ends,
+or when it answers no ping, is silent for too long, or does not read.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ log = structlog.get_logger()
 
 
 class LinkLost(Exception):
-    """Says why a session ended, or did not begin.
+    """Says why a stream ended, or did not begin.
 
     LinkLost
     └── LinkRefused   the two sides do not speak the same protocol
@@ -70,13 +70,13 @@ class LinkListener(Protocol):
         """The gateway's id, and the highest handle that it has allocated by now."""
 
     def worker_up(self, link: "WorkerLink", hello: WorkerHello) -> None:
-        """A session began. Raises LinkRefused for a worker that does not fit."""
+        """A stream began. Raises LinkRefused for a worker that does not fit."""
 
     def worker_sent(self, worker: WorkerId, message: Frame | BlockEvents | WorkerNews) -> None:
         """A worker sent a frame, block events or news. The messages come in order, and none is missing."""
 
     def worker_down(self, link: "WorkerLink", worker: WorkerId) -> None:
-        """The session ended, or `worker_up` raised for it. Nothing is down where the worker is up on another link."""
+        """The stream ended, or `worker_up` raised for it. Nothing is down where the worker is up on another link."""
 
 
 class WorkerLink:
@@ -85,27 +85,27 @@ class WorkerLink:
     def __init__(self, address: str, listener: LinkListener, channels: Channels) -> None:
         self.address = address
         self._channels = channels
-        self.tried = False  # a first session began, or could not
-        self.why_not = "not tried so far"  # the reason why the last session ended, or none began
-        self.refused = False  # the last session ended since the worker does not fit
+        self.tried = False  # a first stream began, or could not
+        self.why_not = "not tried so far"  # the reason why the last stream ended, or none began
+        self.refused = False  # the last stream ended since the worker does not fit
         self.clock_lead_s: float | None = None  # of the last worker that told its time, see `certain_lead_s`
         self._listener = listener
-        self._session: _Session | None = None
+        self._stream: _Stream | None = None
 
     @property
     def connected(self) -> bool:
-        """True while there is a session."""
-        return self._session is not None
+        """True while there is a stream."""
+        return self._stream is not None
 
     def send(self, command: Command) -> None:
-        """Queues a command. It is not sent when there is no session, or when the session ends first."""
-        if self._session is not None:
-            self._session.queue(command)
+        """Queues a command. It is not sent when there is no stream, or when the stream ends first."""
+        if self._stream is not None:
+            self._stream.queue(command)
 
     def reset(self, why: str) -> None:
-        """Ends the session, if there is one; the next one begins at once."""
-        if self._session is not None:
-            self._session.fail(why)
+        """Ends the stream, if there is one; the next one begins at once."""
+        if self._stream is not None:
+            self._stream.fail(why)
 
     async def run(self) -> NoReturn:
         """Connects again and again, until cancelled."""
@@ -113,7 +113,7 @@ class WorkerLink:
         logged: str | None = None  # the last reason that was logged, so that each is logged once
         while True:
             try:
-                await self._run_session()
+                await self._run_stream()
             except Exception as error:  # LinkLost, and whatever else: it is this link's alone
                 if (task := asyncio.current_task()) is not None and task.cancelling():
                     raise asyncio.CancelledError from error  # a call that just ended answers a cancellation by its end
@@ -121,8 +121,8 @@ class WorkerLink:
                 foreseen = isinstance(error, LinkLost)
                 self.why_not = str(error) if foreseen else f"{type(error).__name__}: {error}"
                 self.refused = isinstance(error, LinkRefused)
-                greeted, self._session = self._session is not None, None
-                if greeted and foreseen:  # else a defect that every session meets would be met without a pause
+                greeted, self._stream = self._stream is not None, None
+                if greeted and foreseen:  # else a defect that every stream meets would be met without a pause
                     backoff.reset()
                     logged = None
                 if self.why_not != logged:
@@ -131,29 +131,29 @@ class WorkerLink:
                     logged = self.why_not
             await asyncio.sleep(backoff.next_s())
 
-    async def _run_session(self) -> None:
+    async def _run_stream(self) -> None:
         try:
             await check_name(self.address)
         except AddressError as error:
             raise LinkLost(str(error)) from error
         async with self._channels.open(self.address, CertificateRole.WORKER, CLIENT_OPTIONS) as channel:
-            session = _Session(channel.stream_stream(CONNECT)(), self._listener)
+            stream = _Stream(channel.stream_stream(CONNECT)(), self._listener)
             asked_at = time.time()
-            hello = await session.greet()
+            hello = await stream.greet()
             self.clock_lead_s = _clock_lead_s(hello, asked_at, time.time())
             try:
                 self._listener.worker_up(self, hello)
-                self._session = session
+                self._stream = stream
                 self.tried, self.refused = True, False
-                worker = f"{session.worker:016x}"
+                worker = f"{stream.worker:016x}"
                 log.info("worker connected", address=self.address, role=hello.role.value, worker=worker)
-                await session.run()
+                await stream.run()
             finally:  # also where half of `worker_up` was done
-                self._listener.worker_down(self, session.worker)
+                self._listener.worker_down(self, stream.worker)
 
 
-class _Session:
-    """A life of a stream."""
+class _Stream:
+    """One stream, from its hello to its end."""
 
     def __init__(self, call: "grpc.aio.StreamStreamCall[bytes, bytes]", listener: LinkListener) -> None:
         self._call = call
@@ -197,14 +197,14 @@ class _Session:
             task.result()
 
     def queue(self, command: Command) -> None:
-        """Puts a command behind the others. Ends the session of a worker that leaves too many unread."""
+        """Puts a command behind the others. Ends the stream of a worker that leaves too many unread."""
         try:
             self._commands.put_nowait(command)
         except asyncio.QueueFull:
             self.fail(f"it left {MAX_QUEUED_COMMANDS} commands unread")
 
     def fail(self, why: str) -> None:
-        """Ends the session soon."""
+        """Ends the stream soon."""
         self._failure = self._failure or why
         self._failed.set()
 

@@ -244,7 +244,7 @@ async def test_a_link_ends_when_told_to_in_the_moment_in_which_its_stream_breaks
 async def test_a_link_ends_when_told_to_though_its_call_answers_that_with_an_error(monkeypatch: pytest.MonkeyPatch):
     """As gRPC does where the call ended in the same moment."""
 
-    async def session() -> None:
+    async def stream() -> None:
         try:
             await asyncio.sleep(3600)
         except asyncio.CancelledError:
@@ -252,7 +252,7 @@ async def test_a_link_ends_when_told_to_though_its_call_answers_that_with_an_err
 
     async with running() as stack:
         link = WorkerLink("127.0.0.1:1", stack.dispatcher, Channels())
-        monkeypatch.setattr(link, "_run_session", session)
+        monkeypatch.setattr(link, "_run_stream", stream)
         task = asyncio.create_task(link.run())
         await asyncio.sleep(0)
         task.cancel()
