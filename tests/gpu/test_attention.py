@@ -147,7 +147,7 @@ def addresses(plan: TritonPlan) -> list[object]:
     outputs = plan.outputs
     buffers = outputs.out, outputs.lse, outputs.partial_out, outputs.partial_lse
     grids = [(launch.kind, launch.grid) for launch in plan.launches]
-    return [*(buffer.data_ptr() for buffer in buffers), *grids, plan.merges.shape, plan.slots.shape]
+    return [*(buffer.data_ptr() for buffer in buffers), *grids, plan.merges.shape, plan.offsets.shape]
 
 
 class OneBuffer:

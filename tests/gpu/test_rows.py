@@ -29,10 +29,10 @@ def test_a_pool_may_have_more_than_2_to_the_31_elements(device):
     """Of its memory only what is written is ever touched."""
     pool = torch.empty((300, 8, 32, 2, 64, 256), dtype=torch.float8_e4m3fn, device=device)
     k, v = torch.randint(-8, 9, (2, 1, 8, 256), generator=torch.Generator().manual_seed(0)).float().to(device)
-    slots = torch.tensor([299 * pool.stride(0) + 63 * 256], device=device)
-    assert slots.item() > 2**31
+    offsets = torch.tensor([299 * pool.stride(0) + 63 * 256], device=device)
+    assert offsets.item() > 2**31
 
-    store_kv(k, v, kv=PagedKv(pool, torch.ones(32, 2, 8, device=device)), layer=31, slots=slots)
+    store_kv(k, v, kv=PagedKv(pool, torch.ones(32, 2, 8, device=device)), layer=31, offsets=offsets)
 
     assert torch.equal(pool[299, :, 31, 0, 63].float(), k[0])
     assert torch.equal(pool[299, :, 31, 1, 63].float(), v[0])

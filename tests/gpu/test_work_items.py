@@ -38,7 +38,7 @@ def steps(draw: st.DrawFn) -> PagedQueries:
 
 def plan(queries: PagedQueries, window: int | None = None, split_keys: int | None = None) -> WorkItems:
     planner = WorkPlanner(TILING, split_keys)
-    return planner.plan(queries, window, slots_for(planner, queries), table_starts(queries))
+    return planner.plan(queries, window, partials_for(planner, queries), table_starts(queries))
 
 
 def table_starts(queries: PagedQueries) -> np.ndarray:
@@ -47,9 +47,9 @@ def table_starts(queries: PagedQueries) -> np.ndarray:
     return starts
 
 
-def slots_for(planner: WorkPlanner, queries: PagedQueries) -> int:
+def partials_for(planner: WorkPlanner, queries: PagedQueries) -> int:
     counts = np.diff(queries.query_starts)
-    return planner.max_slots(int((counts == 1).sum()), bool((counts > 1).any()))
+    return planner.max_partials(int((counts == 1).sum()), bool((counts > 1).any()))
 
 
 def seen_blocks(queries: PagedQueries, window: int | None) -> list[dict[int, int]]:
@@ -96,7 +96,7 @@ def test_every_key_is_seen_once(queries: PagedQueries, window: int | None, split
 
 @settings(max_examples=40, deadline=None)
 @given(steps(), st.sampled_from([None, 32]))
-def test_partial_slots_are_one_entrys_each(queries: PagedQueries, split_keys: int | None) -> None:
+def test_partial_outputs_are_one_entrys_each(queries: PagedQueries, split_keys: int | None) -> None:
     """Each is written once and merged once, for the same token; a token without any is written directly, once."""
     work = plan(queries, split_keys=split_keys)
     written = {}
@@ -104,13 +104,13 @@ def test_partial_slots_are_one_entrys_each(queries: PagedQueries, split_keys: in
         for first, count, _, _, _, split in kind[1:].tolist():
             for entry in range(first, first + count):
                 partial = int(work.partials[entry])
-                target = ("slot", partial + split) if partial >= 0 else ("token", int(work.tokens[entry]))
+                target = ("partial", partial + split) if partial >= 0 else ("token", int(work.tokens[entry]))
                 assert target not in written
                 written[target] = int(work.tokens[entry])
-    merged = {("slot", slot): token for token, first, end in work.merges.tolist() for slot in range(first, end)}
+    merged = {("partial", index): token for token, first, end in work.merges.tolist() for index in range(first, end)}
     direct = set(range(queries.query_starts[-1])) - set(merged.values())
     assert written == merged | {("token", token): token for token in direct}
-    assert work.num_slots == len(merged) <= slots_for(WorkPlanner(TILING, split_keys), queries)
+    assert work.num_partials == len(merged) <= partials_for(WorkPlanner(TILING, split_keys), queries)
     assert len(work.tokens) == len(work.limits) == len(work.partials)
 
 
@@ -152,14 +152,14 @@ def test_one_long_row_keeps_all_programs_busy() -> None:
 def test_enough_rows_are_not_split() -> None:
     work = plan(decode_step([200] * 100))
     assert work.decode[0, 0] == 100
-    assert work.num_slots == 0
+    assert work.num_partials == 0
 
 
 def test_splits_of_a_step_with_little_room_are_larger() -> None:
     queries = decode_step([9000] * 7)
     planner = WorkPlanner(TILING)
-    roomy, tight = (planner.plan(queries, None, slots, table_starts(queries)) for slots in (100, 15))
-    assert 7 < tight.num_slots <= 15 < roomy.num_slots
+    roomy, tight = (planner.plan(queries, None, most, table_starts(queries)) for most in (100, 15))
+    assert 7 < tight.num_partials <= 15 < roomy.num_partials
 
 
 def test_a_prefix_is_read_once_by_each_tile_of_its_rows() -> None:
@@ -179,10 +179,10 @@ def test_a_prefix_that_saves_little_is_not_shared() -> None:
     assert planner.plan(queries, None, 100, table_starts(queries)).shared[0, 0] == 0
 
 
-def test_too_few_slots_for_a_shared_prefix_are_refused() -> None:
+def test_too_few_partials_for_a_shared_prefix_are_refused() -> None:
     queries = decode_step([1000] * 4)
     queries.block_tables[:, :60] = queries.block_tables[0, :60]
-    with pytest.raises(ValueError, match="partial slots"):
+    with pytest.raises(ValueError, match="partial outputs"):
         WorkPlanner(TILING).plan(queries, None, 7, table_starts(queries))
 
 

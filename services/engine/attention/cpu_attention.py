@@ -159,10 +159,10 @@ class CpuAttention:
         layout = self._layout
         plane = layout.block_size * layout.head_dim
         heads = torch.arange(layout.num_kv_heads) * (self._pool.stride(1) // layout.head_dim)
-        slots = (plan.offsets[:, None] // layout.head_dim + heads).view(-1)
+        head_rows = (plan.offsets[:, None] // layout.head_dim + heads).view(-1)
         view = self._pool.view(-1, layout.head_dim)
         for at, new in ((2 * layer * plane, k), ((2 * layer + 1) * plane, v)):
-            view[at // layout.head_dim :].index_copy_(0, slots, new.reshape(-1, layout.head_dim))
+            view[at // layout.head_dim :].index_copy_(0, head_rows, new.reshape(-1, layout.head_dim))
 
     def attend(self, plan: CpuPlan, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """See `Attention.attend`."""
@@ -181,8 +181,8 @@ class CpuAttention:
         return out, self._pool.new_empty(out.shape[:2], dtype=torch.float32)
 
     def _offsets(self, queries: PagedQueries) -> Tensor:
-        blocks, offsets = begin_tokens(queries, self._pool, self._layout.block_size)
-        return torch.from_numpy(blocks * self._pool.stride(0) + offsets * self._layout.head_dim)
+        blocks, positions = begin_tokens(queries, self._pool, self._layout.block_size)
+        return torch.from_numpy(blocks * self._pool.stride(0) + positions * self._layout.head_dim)
 
     def _singles(
         self, queries: PagedQueries, rows: np.ndarray, window: int | None

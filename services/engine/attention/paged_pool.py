@@ -15,12 +15,12 @@ def begin_tokens(queries: PagedQueries, pool: Tensor, block_size: int) -> tuple[
     """
     rows = np.repeat(np.arange(len(queries.seq_lens)), np.diff(queries.query_starts))
     shifts = queries.seq_lens - queries.query_starts[1:]  # a token's position minus its index in the step
-    index, offsets = np.divmod(np.arange(len(rows), dtype=np.int64) + shifts[rows], block_size)
+    index, positions = np.divmod(np.arange(len(rows), dtype=np.int64) + shifts[rows], block_size)
     blocks = queries.block_tables[rows, index].astype(np.int64)
-    begun = blocks[(offsets == 0) & ((index + 1) * block_size > queries.seq_lens[rows])]
+    begun = blocks[(positions == 0) & ((index + 1) * block_size > queries.seq_lens[rows])]
     if len(begun):
         pool.index_fill_(0, torch.from_numpy(begun), 0)
-    return blocks, offsets
+    return blocks, positions
 
 
 class Gatherer:

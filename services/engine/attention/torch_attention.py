@@ -54,7 +54,7 @@ class _Part:
 class TorchPlan:
     """The part of a step's work that all its layers share."""
 
-    slots: Tensor  # int64[T * kv_heads]: head_dim-wide rows of the pool for new K at layer 0
+    head_rows: Tensor  # int64[T * kv_heads]: head_dim-wide rows of the pool for new K at layer 0
     parts: list[_Part]
     order: Tensor | None  # int64[T]: each token's index in the parts' padded outputs; None: they are in order
 
@@ -68,18 +68,18 @@ class TorchAttention:
         self._group = num_heads // layout.num_kv_heads
         self._scale = scale
         self._gatherer = Gatherer(pool, layout)
-        self._slots_view = pool.view(-1, layout.head_dim)
+        self._head_rows_view = pool.view(-1, layout.head_dim)
         self._heads = np.arange(layout.num_kv_heads, dtype=np.int64)
 
     def prepare(self, queries: PagedQueries, window: int | None = None) -> TorchPlan:
         """See `Attention.prepare`."""
-        slots = self._new_slots(queries)
+        head_rows = self._new_head_rows(queries)
         tiles = _cut(queries, self._layout.block_size, window)
         buckets = self._buckets(tiles)
         parts = [self._part(queries, tiles[chosen], window) for chosen in buckets]
         if len(parts) == 1 and parts[0].queries is None:
-            return TorchPlan(slots, parts, None)
-        return TorchPlan(slots, parts, _order([tiles[chosen] for chosen in buckets], int(queries.query_starts[-1])))
+            return TorchPlan(head_rows, parts, None)
+        return TorchPlan(head_rows, parts, _order([tiles[chosen] for chosen in buckets], int(queries.query_starts[-1])))
 
     @property
     def writes_by_kernel(self) -> bool:
@@ -99,8 +99,8 @@ class TorchAttention:
     def write(self, plan: TorchPlan, layer: int, k: Tensor, v: Tensor) -> None:
         """See `Attention.write`."""
         plane, head_dim = self._layout.block_size, self._layout.head_dim
-        self._slots_view[2 * layer * plane :].index_copy_(0, plan.slots, k.reshape(-1, head_dim))
-        self._slots_view[(2 * layer + 1) * plane :].index_copy_(0, plan.slots, v.reshape(-1, head_dim))
+        self._head_rows_view[2 * layer * plane :].index_copy_(0, plan.head_rows, k.reshape(-1, head_dim))
+        self._head_rows_view[(2 * layer + 1) * plane :].index_copy_(0, plan.head_rows, v.reshape(-1, head_dim))
 
     def attend(self, plan: TorchPlan, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """See `Attention.attend`. Reads K and V from the pool."""
@@ -125,12 +125,12 @@ class TorchAttention:
         lse = lse.view(n, kv_heads, part.num_queries, group).transpose(1, 2)
         return out.reshape(-1, kv_heads * group, head_dim), lse.reshape(-1, kv_heads * group)
 
-    def _new_slots(self, queries: PagedQueries) -> Tensor:
+    def _new_head_rows(self, queries: PagedQueries) -> Tensor:
         layout = self._layout
-        blocks, offsets = begin_tokens(queries, self._pool, layout.block_size)
+        blocks, positions = begin_tokens(queries, self._pool, layout.block_size)
         heads = blocks[:, None] * layout.num_kv_heads + self._heads
-        slots = heads * (layout.num_layers * 2 * layout.block_size) + offsets[:, None]
-        return torch.from_numpy(slots.reshape(-1))
+        head_rows = heads * (layout.num_layers * 2 * layout.block_size) + positions[:, None]
+        return torch.from_numpy(head_rows.reshape(-1))
 
     def _buckets(self, tiles: _Tiles) -> list[np.ndarray]:
         """Returns the tiles that are attended together: of like lengths, and no more of them than a part may have."""

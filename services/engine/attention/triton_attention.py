@@ -4,7 +4,7 @@ A step outside of a CUDA graph launches programs for the items that it has. A st
 query token, and its launches depend on nothing but its bucket, `padded_rows`: the same grids over the same addresses;
 programs without an item end at once. Such a step stages:
 
-    slots   int64[padded_rows]            -1 for padding
+    offsets int64[padded_rows]            -1 for padding
     pack    int32, one array of sections  items of each kind, tokens, limits, partials, merges; a section has a room of
                                           the bucket's size, which begins at a multiple of 16 bytes
     tables  int32, rows' blocks           last, since its size changes from step to step
@@ -57,7 +57,7 @@ class Launch:
 class TritonPlan:
     """The part of a step's work that all its layers share. T: its tokens, or its bucket's padded_rows."""
 
-    slots: Tensor  # int64[T]: the pool's element at which a token's K in head 0 of layer 0 begins; padding: -1
+    offsets: Tensor  # int64[T]: the pool's element at which a token's K in head 0 of layer 0 begins; padding: -1
     entries: Entries
     launches: tuple[Launch, ...]
     merges: Tensor | None  # int32[J, 3]; None: no token has partial outputs
@@ -122,7 +122,7 @@ class TritonAttention:
         eps: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See `Attention.rotate_and_write`."""
-        rotate_and_store(heads, (cos, signed_sin), weight, eps, kv=self._kv, layer=layer, slots=plan.slots)
+        rotate_and_store(heads, (cos, signed_sin), weight, eps, kv=self._kv, layer=layer, offsets=plan.offsets)
         num_kv = self._layout.num_kv_heads
         q, k, v = heads.split((self._num_heads, num_kv, num_kv), dim=1)
         return q, k, v
@@ -136,19 +136,19 @@ class TritonAttention:
     def prepare(self, queries: PagedQueries, window: int | None = None) -> TritonPlan:
         """See `Attention.prepare`. The launches are this step's own; those of `prepare_recorded` can be replayed."""
         counts = np.diff(queries.query_starts)
-        max_slots = self._planner.max_slots(int((counts == 1).sum()), bool((counts > 1).any()))
+        max_partials = self._planner.max_partials(int((counts == 1).sum()), bool((counts > 1).any()))
         tables, table_starts = self._tables(queries)
-        work = self._planner.plan(queries, window, max_slots, table_starts)
-        slots = self._staging.put(self._slots(queries))
+        work = self._planner.plan(queries, window, max_partials, table_starts)
+        offsets = self._staging.put(self._offsets(queries))
         entries, items, merges = self._staged(work, tables, None)
         launches = [
             Launch(kind, some, len(some) - 1 if kind == "prefill" else min(len(some) - 1, self._programs[kind]))
             for kind, some in items.items()
             if len(some) > 1
         ]
-        outputs = self._outputs(len(slots), work.num_slots, self._pool.new_empty)
-        merged = merges if work.num_slots else None
-        return TritonPlan(slots, entries, tuple(launches), merged, outputs, window or 0)
+        outputs = self._outputs(len(offsets), work.num_partials, self._pool.new_empty)
+        merged = merges if work.num_partials else None
+        return TritonPlan(offsets, entries, tuple(launches), merged, outputs, window or 0)
 
     def prepare_recorded(self, queries: PagedQueries, padded_rows: int, window: int | None = None) -> TritonPlan:
         """Plans a step for replay: its launches are the same for all steps with these padded_rows.
@@ -159,21 +159,21 @@ class TritonAttention:
         num_rows = len(queries.seq_lens)
         if num_rows > padded_rows or queries.query_starts[-1] != num_rows or (np.diff(queries.query_starts) != 1).any():
             raise ValueError(f"a step that is replayed has at most {padded_rows} rows, with one query token each")
-        max_slots = self._planner.max_slots(padded_rows)
+        max_partials = self._planner.max_partials(padded_rows)
         tables, table_starts = self._tables(queries)
-        work = self._planner.plan(queries, window, max_slots, table_starts)
-        slots = np.full(padded_rows, -1, np.int64)
-        slots[:num_rows] = self._slots(queries)
-        on_device = self._staging.put(slots, fixed=True)
+        work = self._planner.plan(queries, window, max_partials, table_starts)
+        offsets = np.full(padded_rows, -1, np.int64)
+        offsets[:num_rows] = self._offsets(queries)
+        on_device = self._staging.put(offsets, fixed=True)
         entries, items, merges = self._staged(work, tables, padded_rows)
         kinds: tuple[Kind, ...] = ("decode",) if window or not self._planner.shares else ("shared", "decode")
         launches = tuple(Launch(kind, items[kind], self._programs[kind]) for kind in kinds)
-        outputs = self._bucket_outputs(padded_rows, max_slots)
+        outputs = self._bucket_outputs(padded_rows, max_partials)
         return TritonPlan(on_device, entries, launches, merges, outputs, window or 0)
 
     def write(self, plan: TritonPlan, layer: int, k: Tensor, v: Tensor) -> None:
         """See `Attention.write`."""
-        store_kv(k, v, kv=self._kv, layer=layer, slots=plan.slots)
+        store_kv(k, v, kv=self._kv, layer=layer, offsets=plan.offsets)
 
     def attend(self, plan: TritonPlan, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """See `Attention.attend`. Reads K and V from the pool. Results for padding mean nothing."""
@@ -185,7 +185,7 @@ class TritonAttention:
             self._kernels.merge(plan.outputs, plan.merges)
         return plan.outputs.out, plan.outputs.lse
 
-    def _bucket_outputs(self, padded_rows: int, max_slots: int) -> Outputs:
+    def _bucket_outputs(self, padded_rows: int, max_partials: int) -> Outputs:
         """Returns a bucket's outputs, allocated once or part of a larger bucket's: the largest bucket should come
         first.
         """
@@ -195,14 +195,14 @@ class TritonAttention:
                 whole = self._of_bucket[min(larger)]
                 some = replace(whole, out=whole.out[:padded_rows], lse=whole.lse[:padded_rows])
             else:
-                some = self._outputs(padded_rows, max_slots, self._pool.new_zeros)
+                some = self._outputs(padded_rows, max_partials, self._pool.new_zeros)
             self._of_bucket[padded_rows] = some
         return self._of_bucket[padded_rows]
 
     def _staged(
         self, work: WorkItems, tables: np.ndarray, padded_rows: int | None
     ) -> tuple[Entries, dict[Kind, Tensor], Tensor]:
-        """Stages everything but the slots: at its own length, or for a bucket at the bucket's."""
+        """Stages everything but the offsets: at its own length, or for a bucket at the bucket's."""
         parts = work.tokens, work.limits, work.partials, work.merges, work.decode, work.shared, work.prefill
         rooms = [_aligned(part.size) for part in parts] if padded_rows is None else self._rooms(padded_rows)
         pack = _pack([part.reshape(-1) for part in parts], rooms)
@@ -218,8 +218,8 @@ class TritonAttention:
 
     def _rooms(self, padded_rows: int) -> list[int]:
         """Returns the int32 elements of each section of a bucket's pack."""
-        slots = self._planner.max_slots(padded_rows)
-        of_entries, of_items = 2 * padded_rows, 6 * (1 + padded_rows + slots)
+        most = self._planner.max_partials(padded_rows)
+        of_entries, of_items = 2 * padded_rows, 6 * (1 + padded_rows + most)
         return list(map(_aligned, (of_entries, of_entries, of_entries, 3 * padded_rows, of_items, of_items, 6)))
 
     def staged_bytes(self, padded_rows: int, max_len: int) -> int:
@@ -241,24 +241,24 @@ class TritonAttention:
         shifts = starts + num_blocks - np.cumsum(num_blocks)
         return tables[np.arange(int(num_blocks.sum())) + np.repeat(shifts, num_blocks)], starts - shifts
 
-    def _slots(self, queries: PagedQueries) -> np.ndarray:
-        """Returns the slots of the step's tokens, int64[T]."""
+    def _offsets(self, queries: PagedQueries) -> np.ndarray:
+        """Returns the offsets of the step's tokens, int64[T]."""
         rows = np.repeat(np.arange(len(queries.seq_lens)), np.diff(queries.query_starts))
         shifts = queries.seq_lens - queries.query_starts[1:]  # a token's position minus its index in the step
-        index, offsets = np.divmod(np.arange(len(rows), dtype=np.int64) + shifts[rows], self._layout.block_size)
+        index, positions = np.divmod(np.arange(len(rows), dtype=np.int64) + shifts[rows], self._layout.block_size)
         blocks = queries.block_tables[rows, index].astype(np.int64)
-        slots: np.ndarray = blocks * self._pool.stride(0) + offsets * self._layout.head_dim
-        return slots
+        offsets: np.ndarray = blocks * self._pool.stride(0) + positions * self._layout.head_dim
+        return offsets
 
-    def _outputs(self, num_tokens: int, num_slots: int, make: Callable[..., Tensor]) -> Outputs:
+    def _outputs(self, num_tokens: int, num_partials: int, make: Callable[..., Tensor]) -> Outputs:
         """Allocates outputs. A graph needs zeros, since later kernels read its padding, which no kernel writes."""
         shape = self._num_heads, self._layout.head_dim
-        num_slots = max(num_slots, 1)
+        num_partials = max(num_partials, 1)
         return Outputs(
             out=make((num_tokens, *shape), dtype=self._dtype),
             lse=make((num_tokens, shape[0]), dtype=torch.float32),
-            partial_out=make((num_slots, *shape), dtype=torch.float32),
-            partial_lse=make((num_slots, shape[0]), dtype=torch.float32),
+            partial_out=make((num_partials, *shape), dtype=torch.float32),
+            partial_lse=make((num_partials, shape[0]), dtype=torch.float32),
         )
 
 

@@ -4,7 +4,7 @@
     prefill   rows with more               tiles of query tokens, each over all keys that one of them sees
     shared    prefixes of decode rows      tiles of the rows' tokens over the keys that these rows have in common
 
-A token whose keys are in several items has one partial slot for each, next to each other, the shared prefix first.
+A token whose keys are in several items has one partial output for each, next to each other, the shared prefix first.
 """
 
 from dataclasses import dataclass
@@ -45,8 +45,8 @@ class WorkItems:
     decode: np.ndarray  # [1 + N, 6]
     prefill: np.ndarray  # [1 + N, 6]
     shared: np.ndarray
-    merges: np.ndarray  # [J, 3]: a token, its first partial slot and its end
-    num_slots: int
+    merges: np.ndarray  # [J, 3]: a token, its first partial output and the end of them
+    num_partials: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,17 +77,18 @@ class WorkPlanner:
         self._split_keys = split_keys
         self.shares = share_prefixes and split_keys is None  # rows may attend to a prefix together
 
-    def max_slots(self, num_singles: int, has_prefill: bool = False) -> int:
-        """Returns a number of partial slots that suffices for a step with so many rows of one token, and perhaps longer
-        rows.
+    def max_partials(self, num_singles: int, has_prefill: bool = False) -> int:
+        """Returns a number of partial outputs that suffices for a step.
+
+        num_singles: its rows of one token. has_prefill: it has longer rows, too.
         """
         if self._split_keys is not None:
             return _MAX_FIXED_SPLITS * num_singles
         tiling = self._tiling
         return 2 * num_singles + 8 * tiling.programs + has_prefill * tiling.prefill_tokens * tiling.wide_programs
 
-    def plan(self, queries: PagedQueries, window: int | None, max_slots: int, table_starts: np.ndarray) -> WorkItems:
-        """Cuts the step into items with at most max_slots partial slots (`max_slots` of its rows, or more).
+    def plan(self, queries: PagedQueries, window: int | None, max_partials: int, table_starts: np.ndarray) -> WorkItems:
+        """Cuts the step into items with at most max_partials partial outputs (`max_partials` of its rows, or more).
 
         table_starts: int[R], the index in the staged tables at which each row's blocks begin.
         """
@@ -96,29 +97,31 @@ class WorkPlanner:
         several = np.flatnonzero(counts > 1)
         groups, begins = self._groups(queries, singles, window)
         shared_rows = np.concatenate([group.rows for group in groups]) if groups else np.empty(0, np.int64)
-        if max_slots < 2 * len(shared_rows):
-            raise ValueError(f"{max_slots} partial slots are too few for {len(shared_rows)} rows that share prefixes")
+        if max_partials < 2 * len(shared_rows):
+            raise ValueError(
+                f"{max_partials} partial outputs are too few for {len(shared_rows)} rows that share prefixes"
+            )
 
-        budget = max_slots - len(shared_rows)  # a row's own keys take at least one slot
+        budget = max_partials - len(shared_rows)  # a row's own keys have at least one
         shared = self._shared_tiles(groups, singles, max(len(shared_rows), budget // 2))
         of_shared = np.zeros(len(singles), np.int64)
         of_shared[shared_rows] = np.repeat(shared.splits, shared.counts)
-        budget = max_slots - int(of_shared.sum())
+        budget = max_partials - int(of_shared.sum())
         decode = self._decode_tiles(queries, singles, begins, of_shared > 0, budget)
-        slots = of_shared + decode.splits
-        slots[slots == 1] = 0
+        of_single = of_shared + decode.splits
+        of_single[of_single == 1] = 0
         prefill, prefill_tokens, prefill_limits = self._prefill_tiles(
-            queries, several, window, max_slots - int(slots.sum())
+            queries, several, window, max_partials - int(of_single.sum())
         )
-        prefill_slots = np.repeat(np.where(prefill.splits > 1, prefill.splits, 0), prefill.counts)
+        of_prefill = np.repeat(np.where(prefill.splits > 1, prefill.splits, 0), prefill.counts)
 
         single_tokens = queries.query_starts[singles]
-        firsts, merges = _slots(np.append(single_tokens, prefill_tokens), np.append(slots, prefill_slots))
-        own = np.where(slots > 0, firsts[: len(singles)] + of_shared, -1)
+        firsts, merges = _merges(np.append(single_tokens, prefill_tokens), np.append(of_single, of_prefill))
+        own = np.where(of_single > 0, firsts[: len(singles)] + of_shared, -1)
         lengths = [group.num_blocks * self._tiling.block_size for group in groups]
         tokens = (single_tokens, single_tokens[shared_rows], prefill_tokens)
         limits = (queries.seq_lens[singles], np.repeat(lengths, [len(g.rows) for g in groups]), prefill_limits)
-        partials = (own, firsts[shared_rows], np.where(prefill_slots > 0, firsts[len(singles) :], -1))
+        partials = (own, firsts[shared_rows], np.where(of_prefill > 0, firsts[len(singles) :], -1))
         return WorkItems(
             tokens=np.concatenate(tokens, dtype=np.int32, casting="unsafe"),
             limits=np.concatenate(limits, dtype=np.int32, casting="unsafe"),
@@ -127,7 +130,7 @@ class WorkPlanner:
             shared=_items(shared, len(singles), table_starts),
             prefill=_items(prefill, len(singles) + len(shared_rows), table_starts),
             merges=merges,
-            num_slots=int(merges[-1, 2]) if len(merges) else 0,
+            num_partials=int(merges[-1, 2]) if len(merges) else 0,
         )
 
     def _groups(
@@ -148,7 +151,7 @@ class WorkPlanner:
         return groups, begins
 
     def _decode_tiles(
-        self, queries: PagedQueries, rows: np.ndarray, begins: np.ndarray, is_shared: np.ndarray, max_slots: int
+        self, queries: PagedQueries, rows: np.ndarray, begins: np.ndarray, is_shared: np.ndarray, max_partials: int
     ) -> _Tiles:
         ends = queries.seq_lens[rows].astype(np.int64)
         if self._split_keys is not None:
@@ -156,11 +159,11 @@ class WorkPlanner:
         else:
             ones = np.ones(len(rows), np.int64)
             splits, sizes = self._balanced(
-                ends - begins, ones, is_shared, self._tiling.decode_keys, self._tiling.programs, max_slots
+                ends - begins, ones, is_shared, self._tiling.decode_keys, self._tiling.programs, max_partials
             )
         return _Tiles(np.ones(len(rows), np.int64), rows, begins, ends, splits, sizes)
 
-    def _shared_tiles(self, groups: list[SharedPrefix], singles: np.ndarray, max_slots: int) -> _Tiles:
+    def _shared_tiles(self, groups: list[SharedPrefix], singles: np.ndarray, max_partials: int) -> _Tiles:
         if not groups:
             return _nothing()
         counts = np.array([len(group.rows) for group in groups], np.int64)
@@ -169,12 +172,12 @@ class WorkPlanner:
         tables = np.array([singles[group.rows[0]] for group in groups], np.int64)[of]
         partial = np.ones(len(of), bool)
         splits, sizes = self._balanced(
-            ends, counts, partial, self._tiling.decode_keys, self._tiling.wide_programs, max_slots
+            ends, counts, partial, self._tiling.decode_keys, self._tiling.wide_programs, max_partials
         )
         return _Tiles(counts, tables, np.zeros_like(ends), ends, splits, sizes)
 
     def _prefill_tiles(
-        self, queries: PagedQueries, rows: np.ndarray, window: int | None, max_slots: int
+        self, queries: PagedQueries, rows: np.ndarray, window: int | None, max_partials: int
     ) -> tuple[_Tiles, np.ndarray, np.ndarray]:
         """Returns tiles, and the token and the limit of each of their entries."""
         if not len(rows):
@@ -189,17 +192,17 @@ class WorkPlanner:
         if self._split_keys is None:
             apart = np.zeros(len(of), bool)
             splits, sizes = self._balanced(
-                ends - begins, counts, apart, self._tiling.prefill_keys, self._tiling.wide_programs, max_slots
+                ends - begins, counts, apart, self._tiling.prefill_keys, self._tiling.wide_programs, max_partials
             )
         return _Tiles(counts, rows[of], begins, ends, splits, sizes), tokens, limits
 
     def _balanced(
-        self, keys: np.ndarray, counts: np.ndarray, is_partial: np.ndarray, least: int, programs: int, max_slots: int
+        self, keys: np.ndarray, counts: np.ndarray, is_partial: np.ndarray, least: int, programs: int, max_partials: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns each tile's number of splits and their size with which all programs end soonest, in at most
-        max_slots.
+        max_partials.
 
-        is_partial: tiles whose entries take slots even with one split.
+        is_partial: tiles whose entries have partial outputs even with one split.
         """
         longest = int(keys.max(initial=0))
         if longest <= least:
@@ -210,10 +213,10 @@ class WorkPlanner:
         sizes = np.ceil(keys / (splits * tile)) * tile
         splits = np.ceil(keys / sizes)
         items = splits.sum(1)
-        slots = np.where(is_partial | (splits > 1), splits * counts, 0).sum(1)
+        partials = np.where(is_partial | (splits > 1), splits * counts, 0).sum(1)
         rounds = np.ceil(items / programs) * (keys.sum() / items + _ITEM_COST)
         cost = np.maximum(rounds, sizes.max(1) + _ITEM_COST)
-        cost[slots > max_slots] = np.inf
+        cost[partials > max_partials] = np.inf
         best = int(cost.argmin())
         return splits[best].astype(np.int64), sizes[best].astype(np.int64)
 
@@ -238,11 +241,11 @@ def _cut(lengths: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray, np.nda
     return of, np.cumsum(counts) - counts, counts
 
 
-def _slots(tokens: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns each token's first slot, and the merges, int32[J, 3]."""
-    ends = np.cumsum(slots)
-    firsts = ends - slots
-    chosen = np.flatnonzero(slots)
+def _merges(tokens: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns each token's first partial output, and the merges, int32[J, 3]. counts: partial outputs of each token."""
+    ends = np.cumsum(counts)
+    firsts = ends - counts
+    chosen = np.flatnonzero(counts)
     return firsts, np.stack((tokens[chosen], firsts[chosen], ends[chosen]), axis=1).astype(np.int32)
 
 

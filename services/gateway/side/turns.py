@@ -11,23 +11,23 @@ class Crowded(Exception):
 
 
 class Turns:
-    """Gives at most `slots` turns at a time, to one tenant one less where there are several.
+    """Gives at most `most` turns at a time, to one tenant one less where there are several.
 
     So there is a turn at once for a tenant with little to do, unless several others have much. Any number may wait, as
     of all requests that a gateway holds; the time of each wait is bounded.
     """
 
-    def __init__(self, slots: int, *, max_wait_s: float) -> None:
+    def __init__(self, most: int, *, max_wait_s: float) -> None:
         """max_wait_s: for a turn."""
-        self._free = slots
-        self._of_one = max(1, slots - 1)
+        self._free = most
+        self._of_one = max(1, most - 1)
         self._max_wait_s = max_wait_s
         self._taken: Counter[str] = Counter()  # turns by tenant
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # the next tenant first
 
     @asynccontextmanager
     async def turn(self, tenant: str) -> AsyncIterator[None]:
-        """Has a turn for as long as the `async with` block runs. Raises Crowded where there is none in time."""
+        """Takes a turn for as long as the `async with` block runs. Raises Crowded where there is none in time."""
         if not self._may_begin(tenant):
             await self._wait(tenant)
         else:

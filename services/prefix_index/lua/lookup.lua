@@ -1,4 +1,4 @@
--- How deep each publication holds a chain of blocks. One tree, one slot, one round trip.
+-- How deep each publication holds a chain of blocks. One tree, one hash slot, one round trip.
 --
 -- KEYS[1]  the tree: a hash that maps a block's hash (16 bytes) to its holders (12 bytes each)
 -- ARGV[1]  the chain: the hashes of its blocks, first block first

@@ -73,13 +73,13 @@ class _Pool:
         self.layer = choices.randrange(_NUM_LAYERS)
         self._positions = choices.sample(range(num_blocks * block_size), num_tokens)
         stride = self._buffer.tensor.stride(0)
-        slots = [at // block_size * stride + at % block_size * head_dim for at in self._positions]
-        slots[1:2] = [-1] * len(slots[1:2])
-        self.slots = within(torch.tensor(slots, dtype=torch.int64, device=device))
+        offsets = [at // block_size * stride + at % block_size * head_dim for at in self._positions]
+        offsets[1:2] = [-1] * len(offsets[1:2])
+        self.offsets = within(torch.tensor(offsets, dtype=torch.int64, device=device))
 
     def check(self, name: str, k: Tensor, v: Tensor, dtype: torch.dtype) -> list[Check]:
         """Checks that the pool holds these, [T, num_kv, head_dim], and nothing else. dtype: of the operands."""
-        pool, is_stored = self._buffer.tensor, self.slots >= 0
+        pool, is_stored = self._buffer.tensor, self.offsets >= 0
         positions = torch.tensor(self._positions, device=pool.device)[is_stored]
         block, inside = positions // pool.shape[4], positions % pool.shape[4]
         as_bytes = pool.view(torch.uint8)
@@ -146,7 +146,7 @@ def _rotate_and_store(source: Source, name: str) -> list[Check]:
         _EPS,
         kv=pool.paged,
         layer=pool.layer,
-        slots=pool.slots,
+        offsets=pool.offsets,
     )
     turned = rotation.apply(values[:, : num_q + num_kv])
     name = f"rotate_and_store {num_q} + 2 * {num_kv} x {head_dim} {dtype} {pool.paged.pool.dtype} {name}"
@@ -163,6 +163,6 @@ def _store_kv(source: Source, name: str) -> list[Check]:
     num_kv = source.choices.choice((1, 2, 5, 12, 40))
     pool = _Pool(source, num_tokens, num_kv, head_dim, source.choices.choice((dtype, _FLOAT8)))
     qkv = within(source.normal(num_tokens, 3, num_kv, head_dim, dtype=dtype))
-    rotary.store_kv(qkv[:, 1], qkv[:, 2], kv=pool.paged, layer=pool.layer, slots=pool.slots)
+    rotary.store_kv(qkv[:, 1], qkv[:, 2], kv=pool.paged, layer=pool.layer, offsets=pool.offsets)
     name = f"store_kv {num_kv} x {head_dim} {dtype} {pool.paged.pool.dtype} {name}"
     return pool.check(name, qkv[:, 1], qkv[:, 2], torch.float32)

@@ -47,10 +47,10 @@ def _rotate_and_store(
 ) -> None:
     heads, cos = _empty(_TOKENS, num_heads + 2 * num_kv, head_dim), _empty(_TOKENS, 1, head_dim)
     weight = _empty(num_heads + num_kv, head_dim) if norm else None
-    kv, slots = _paged(head_dim, num_kv, dtype), _empty(_TOKENS, dtype=torch.int64)
-    rotary.rotate_and_store(heads, (cos, cos), weight, 1e-5, kv=kv, layer=1, slots=slots)
+    kv, offsets = _paged(head_dim, num_kv, dtype), _empty(_TOKENS, dtype=torch.int64)
+    rotary.rotate_and_store(heads, (cos, cos), weight, 1e-5, kv=kv, layer=1, offsets=offsets)
 
 
 def _store_kv(head_dim: int, num_kv: int, *, dtype: torch.dtype = torch.bfloat16) -> None:
-    qkv, slots = _empty(_TOKENS, 3, num_kv, head_dim), _empty(_TOKENS, dtype=torch.int64)
-    rotary.store_kv(qkv[:, 1], qkv[:, 2], kv=_paged(head_dim, num_kv, dtype), layer=1, slots=slots)
+    qkv, offsets = _empty(_TOKENS, 3, num_kv, head_dim), _empty(_TOKENS, dtype=torch.int64)
+    rotary.store_kv(qkv[:, 1], qkv[:, 2], kv=_paged(head_dim, num_kv, dtype), layer=1, offsets=offsets)

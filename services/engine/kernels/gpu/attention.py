@@ -8,11 +8,11 @@ An item is a stretch of one row's keys and the query tokens (entries) that atten
                                `tables`, first key, end key, the number of its split
     tokens   int32[M]          for each entry, the index of its token in the step
     limits   int32[M]          the entry sees keys below this one; with a window, the last ones of these
-    partials int32[M]          below 0: the item answers the entry alone; else the first of the entry's partial slots
+    partials int32[M]          below 0: the item answers the entry alone; else the first of the entry's partial outputs
 
 All query heads of a KV head are rows of one tile, so K and V are read once for them. Items that share an entry write a
-float32 output and a log-sum-exp to a slot of their own (split KV: flash-decoding, Dao et al. 2023; shared prefixes:
-cascade, Ye et al. 2025, arXiv 2501.01005), and `merge_partials` merges the slots. All data that changes from step to
+float32 output and a log-sum-exp to a place of their own (split KV: flash-decoding, Dao et al. 2023; shared prefixes:
+cascade, Ye et al. 2025, arXiv 2501.01005), and `merge_partials` merges these. All data that changes from step to
 step is in device memory: a launch depends only on its grid. The softmax is the online one of FlashAttention-2 (Dao
 2023, arXiv 2307.08691), in powers of two.
 """
@@ -252,10 +252,10 @@ def attend_items(
             cast(result, out.dtype.element_ty),
             mask=inside & alone[:, None],
         )
-        slot = (partial + split).to(tl.int64) * HEADS + heads
-        tl.store(partial_lse + slot, score, mask=present & (partial >= 0))
+        place = (partial + split).to(tl.int64) * HEADS + heads
+        tl.store(partial_lse + place, score, mask=present & (partial >= 0))
         tl.store(
-            partial_out + (slot * HEAD_DIM)[:, None] + dims[None, :],
+            partial_out + (place * HEAD_DIM)[:, None] + dims[None, :],
             result,
             mask=inside & (partial >= 0)[:, None],
         )
@@ -267,11 +267,11 @@ def merge_partials(
     lse,  # float32[T, HEADS]
     partial_out,  # float32[P, HEADS, HEAD_DIM]
     partial_lse,  # float32[P, HEADS]
-    merges,  # int32[grid, 3]: token, first partial slot, end slot; no slots: the output stays
+    merges,  # int32[grid, 3]: token, first partial output, end of them; none: the output stays
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIMS: tl.constexpr,
-    SLOTS: tl.constexpr,  # slots that are read at once
+    PARTIALS: tl.constexpr,  # partial outputs that are read at once
 ):
     """Merges one token's partial outputs of one head, weighted by their log-sum-exps. Grid: (merges, HEADS)."""
     fields = merges + tl.program_id(0) * 3
@@ -283,10 +283,10 @@ def merge_partials(
     acc = tl.zeros([DIMS], tl.float32)
     top = float("-inf")
     total = 0.0
-    for start in range(first, end, SLOTS):
-        slots = start + tl.arange(0, SLOTS)
-        present = slots < end
-        at = slots.to(tl.int64) * HEADS + head
+    for start in range(first, end, PARTIALS):
+        places = start + tl.arange(0, PARTIALS)
+        present = places < end
+        at = places.to(tl.int64) * HEADS + head
         scores = tl.load(partial_lse + at, mask=present, other=float("-inf"))
         inside = present[:, None] & (dims < HEAD_DIM)[None, :]
         parts = tl.load(partial_out + (at * HEAD_DIM)[:, None] + dims[None, :], mask=inside, other=0.0)

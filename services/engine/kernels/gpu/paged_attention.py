@@ -152,5 +152,5 @@ class PagedAttentionKernels:
         """Merges partial outputs into one for each token. merges: int32[J, 3], see `merge_partials`."""
         merge_partials[(len(merges), self._heads)](
             to.out, to.lse, to.partial_out, to.partial_lse, merges,
-            HEADS=self._heads, HEAD_DIM=self._layout.head_dim, DIMS=self._dims, SLOTS=16, num_warps=2,
+            HEADS=self._heads, HEAD_DIM=self._layout.head_dim, DIMS=self._dims, PARTIALS=16, num_warps=2,
         )  # fmt: skip

@@ -1,10 +1,10 @@
 """Rotary position embedding and the KV write, in one kernel that reads and writes its tensors once.
 
-A token's slot, int64, is the element of the pool at which its K of head 0 in layer 0 begins. A padded token has slot
--1: its KV is not written. In a pool [num_blocks, num_kv_heads, num_layers, 2, block_size, D], a token's KV is at
+A token's offset, int64, is the element of the pool at which its K of head 0 in layer 0 begins. A padded token has
+offset -1: its KV is not written. In a pool [num_blocks, num_kv_heads, num_layers, 2, block_size, D], a token's KV is at
 
-    slot + head * stride_of_a_head + (2 * layer) * block_size * D        K
-    slot + head * stride_of_a_head + (2 * layer + 1) * block_size * D    V
+    offset + head * stride_of_a_head + (2 * layer) * block_size * D        K
+    offset + head * stride_of_a_head + (2 * layer + 1) * block_size * D    V
 
 Heads of a token are contiguous; tokens may lie apart.
 """
@@ -62,7 +62,7 @@ def rotate_kernel(
     sin: tl.tensor,
     weight: tl.tensor,
     pool: tl.tensor,
-    slots: tl.tensor,
+    offsets: tl.tensor,
     scales: tl.tensor,
     stride: tl.tensor,
     cos_stride: tl.tensor,
@@ -118,13 +118,13 @@ def rotate_kernel(
     tl.store(at + half_dim, new_high, mask=mask & (head < NUM_Q))
 
     if pool is not None:
-        # The hint that slots are multiples of head_dim permits stores of several elements at once.
-        slot = tl.multiple_of(tl.load(slots + token), HEAD_DIM & -HEAD_DIM)
-        if (slot >= 0) & (first_head + HEADS > NUM_Q):
+        # The hint that offsets are multiples of head_dim permits stores of several elements at once.
+        offset = tl.multiple_of(tl.load(offsets + token), HEAD_DIM & -HEAD_DIM)
+        if (offset >= 0) & (first_head + HEADS > NUM_Q):
             is_v = head >= NUM_Q + NUM_KV
             kv_head = tl.where(is_v, head - NUM_Q - NUM_KV, head - NUM_Q)
             plane = 2 * layer + is_v.to(tl.int32)
-            target = pool + slot + kv_head.to(tl.int64) * head_stride + plane.to(tl.int64) * PLANE + columns
+            target = pool + offset + kv_head.to(tl.int64) * head_stride + plane.to(tl.int64) * PLANE + columns
             scale_at = plane * NUM_KV + kv_head
             stored = (head >= NUM_Q) & (head < num_heads)
             low = tl.where(is_v, low_read, new_low.to(tl.float32))
@@ -147,17 +147,17 @@ def rotate_and_store(
     *,
     kv: PagedKv,
     layer: int,
-    slots: Tensor,
+    offsets: Tensor,
 ) -> None:
     """Does `Operations.rotate` to Q and K, and stores K and V. heads: [T, num_heads + 2 * num_kv_heads, head_dim], Q, K
     and V.
 
-    Q is rotated in place. Rotated K and V go to the slots, int64[T]; K and V in `heads` stay unchanged. rotation: cos
+    Q is rotated in place. Rotated K and V go to the offsets, int64[T]; K and V in `heads` stay unchanged. rotation: cos
     and signed_sin.
     """
     num_kv = kv.pool.shape[1]
     num_q = heads.shape[1] - 2 * num_kv
-    _rotate(heads, rotation, weight, eps, num_q=num_q, num_kv=num_kv, target=(kv, layer, slots))
+    _rotate(heads, rotation, weight, eps, num_q=num_q, num_kv=num_kv, target=(kv, layer, offsets))
 
 
 def _rotate(
@@ -175,14 +175,14 @@ def _rotate(
     cos, sin = rotation
     half = triton.next_power_of_2(head_dim // 2)
     heads_each = min(triton.next_power_of_2(num_heads), max(1, _TILE // half))
-    kv, layer, slots = target or (None, 0, None)
+    kv, layer, offsets = target or (None, 0, None)
     rotate_kernel[(num_tokens * triton.cdiv(num_heads, heads_each),)](
         heads,
         cos,
         sin,
         weight,
         None if kv is None else kv.pool,
-        slots,
+        offsets,
         None if kv is None else kv.scales,
         heads.stride(0),
         cos.stride(0),
@@ -205,7 +205,7 @@ def store_kernel(
     k: tl.tensor,
     v: tl.tensor,
     pool: tl.tensor,
-    slots: tl.tensor,
+    offsets: tl.tensor,
     scales: tl.tensor,
     k_stride: tl.tensor,
     v_stride: tl.tensor,
@@ -227,16 +227,16 @@ def store_kernel(
     at = head * HEAD_DIM + columns
     k_value = tl.load(k + token * k_stride + at, mask=stored & in_head, other=0).to(tl.float32)
     v_value = tl.load(v + token * v_stride + at, mask=stored & in_head, other=0).to(tl.float32)
-    slot = tl.multiple_of(tl.load(slots + token), HEAD_DIM & -HEAD_DIM)  # see rotate_kernel
-    if slot >= 0:
+    offset = tl.multiple_of(tl.load(offsets + token), HEAD_DIM & -HEAD_DIM)  # see rotate_kernel
+    if offset >= 0:
         plane = (2 * layer).to(tl.int64)
-        target = pool + slot + head.to(tl.int64) * head_stride + plane * PLANE + columns
+        target = pool + offset + head.to(tl.int64) * head_stride + plane * PLANE + columns
         _put(k_value, target, stored, in_head, scales, plane * NUM_KV + head)
         _put(v_value, target + PLANE, stored, in_head, scales, (plane + 1) * NUM_KV + head)
 
 
-def store_kv(k: Tensor, v: Tensor, *, kv: PagedKv, layer: int, slots: Tensor) -> None:
-    """Stores k and v [T, num_kv_heads, head_dim] at the slots, int64[T]."""
+def store_kv(k: Tensor, v: Tensor, *, kv: PagedKv, layer: int, offsets: Tensor) -> None:
+    """Stores k and v [T, num_kv_heads, head_dim] at the offsets, int64[T]."""
     num_tokens, num_heads, head_dim = k.shape
     assert num_heads == 1 or k.stride(1) == v.stride(1) == head_dim
     block = triton.next_power_of_2(head_dim)
@@ -245,7 +245,7 @@ def store_kv(k: Tensor, v: Tensor, *, kv: PagedKv, layer: int, slots: Tensor) ->
         k,
         v,
         kv.pool,
-        slots,
+        offsets,
         kv.scales,
         k.stride(0),
         v.stride(0),
