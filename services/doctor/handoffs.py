@@ -139,8 +139,8 @@ async def _hand_off(gateway: Dispatcher, length: int, vocab_size: int) -> Handof
     tokens = np.random.default_rng().integers(vocab_size, size=length, dtype=np.int32)
     sampling = SamplingParams(max_tokens=_NUM_TOKENS, temperature=0.0, ignore_eos=True)
     request = GenerationRequest(f"doctor-{secrets.token_hex(8)}", (Capsule(tokens, length, sampling),), _REQUEST_S)
-    async with gateway.generate(request) as generation:
-        while not (await generation.next()).finish:
+    async with gateway.generate(request) as running:
+        while not (await running.next()).finish:
             pass
     return _handoff_of(next(iter(request.attempts)))
 

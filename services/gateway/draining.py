@@ -29,8 +29,8 @@ class Door(Protocol):
         """
 
 
-class Generations(Protocol):
-    """Everything that workers generate for this gateway."""
+class RunningRequests(Protocol):
+    """The requests that have ledger entries."""
 
     def drain(self, after_s: float) -> None:
         """Is not ready any more, and ends all that is still in flight after so many seconds with an error."""
@@ -39,8 +39,8 @@ class Generations(Protocol):
 class EndingGateway:
     """Waits for the end of a gateway, then carries it out."""
 
-    def __init__(self, generations: Generations, in_progress: InProgress) -> None:
-        self._generations = generations
+    def __init__(self, running: RunningRequests, in_progress: InProgress) -> None:
+        self._running = running
         self._in_progress = in_progress
         self._told = asyncio.Event()
         self._hurried = asyncio.Event()
@@ -59,7 +59,7 @@ class EndingGateway:
         await self._told.wait()
         log.info("draining", timeout_s=budget_s)
         last_words_s = min(_LAST_WORDS_S, budget_s / 2)
-        self._generations.drain(budget_s - last_words_s)
+        self._running.drain(budget_s - last_words_s)
         # What has a ledger entry was ended by then, and knows more of how to end.
         asyncio.get_running_loop().call_later(budget_s - last_words_s / 2, self._in_progress.end_all)
         stopping = asyncio.gather(*(door.stop(budget_s) for door in doors))

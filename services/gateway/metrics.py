@@ -70,7 +70,7 @@ class GatewayMetrics:
         )
         self.tokens = TokenMetrics()
         registry.register(self.tokens)
-        self.duration = _seconds("baton_e2e_seconds", "Whole generations.", _DURATION_BUCKETS, registry)
+        self.duration = _seconds("baton_e2e_seconds", "Whole requests.", _DURATION_BUCKETS, registry)
         self.phases = PhaseMetrics()
         registry.register(self.phases)
         about = "Requests refused before any work was done."

@@ -7,8 +7,8 @@
     baton:limits:{<key>}:  what is used of the limits of an API key (services/gateway/keys)
     baton:limits:gateways  which gateways share them
 
-A tree is all the blocks below one first block, named by that block's hash. It is one key, so a lookup touches one slot
-of a Redis Cluster, and a server that evicts under `maxmemory` takes a tree whole: no chain keeps a hole.
+A tree is all the blocks below one first block, named by that block's hash. It is one key, so a lookup touches one hash
+slot of a Redis Cluster, and a server that evicts under `maxmemory` takes a tree whole: no chain keeps a hole.
 """
 
 import asyncio

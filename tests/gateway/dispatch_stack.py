@@ -15,8 +15,8 @@ from kvtransfer.moved import Moved
 from services.config import HandoffMode, Pooling, WorkerRole
 from services.gateway.api.generation import (
     Delta,
-    Generation,
     GenerationRequest,
+    RunningRequest,
 )
 from services.gateway.dispatch.dispatcher import Dispatcher, WorkerAccess
 from services.gateway.dispatch.router import Policy, Why
@@ -175,7 +175,7 @@ def embedding_request(
     return GenerationRequest("request-1", tuple(capsules), timeout_s)
 
 
-async def read_all(generation: Generation) -> tuple[list[int], Delta]:
+async def read_all(generation: RunningRequest) -> tuple[list[int], Delta]:
     tokens: list[int] = []
     async with asyncio.timeout(120):
         while True:
@@ -185,6 +185,6 @@ async def read_all(generation: Generation) -> tuple[list[int], Delta]:
                 return tokens, delta
 
 
-async def first(generation: Generation) -> Delta:
+async def first(generation: RunningRequest) -> Delta:
     async with asyncio.timeout(120):
         return await generation.next()

@@ -13,11 +13,11 @@ from services.gateway.api.dialects.embedding_inputs import EmbeddingInputs, Embe
 from services.gateway.api.dialects.prompts import Prompt, note_prompts
 from services.gateway.api.errors import from_generation_error, internal_error, invalid, unavailable
 from services.gateway.api.generation import (
-    Generation,
     GenerationError,
     GenerationRequest,
     Generator,
     Overloaded,
+    RunningRequest,
     Unavailable,
     Unsupported,
 )
@@ -89,8 +89,8 @@ class EmbeddingRunner:
             attempts=record.attempts,
         )
         try:
-            async with terms.caller.admit(record), self._generator.generate(wanted) as generation:
-                vectors, record.cached_tokens = await _collect(request, generation, len(prompts), record)
+            async with terms.caller.admit(record), self._generator.generate(wanted) as running:
+                vectors, record.cached_tokens = await _collect(request, running, len(prompts), record)
         except GenerationError as error:
             if isinstance(error, Overloaded):
                 self._metrics.refused(error.refusal)
@@ -123,13 +123,13 @@ def _capsules(asked: Resolved[EmbeddingRequest], prompts: Sequence[Prompt], call
 
 
 async def _collect(
-    request: EmbeddingRequest, generation: Generation, number: int, record: RequestRecord
+    request: EmbeddingRequest, running: RunningRequest, number: int, record: RequestRecord
 ) -> tuple[list[np.ndarray], int]:
     """Takes the embeddings as they come. Returns them in the order of the inputs, and the cached tokens of all."""
     vectors: list[np.ndarray] = [np.empty(0)] * number
     cached_tokens = 0
     for num_taken in range(1, number + 1):
-        delta = await generation.next()
+        delta = await running.next()
         if delta.embedding is None or not np.isfinite(delta.embedding).all():
             raise internal_error()
         record.first_token = record.first_token or monotonic()

@@ -65,7 +65,7 @@ def unavailable(message: str, retry_after_s: int) -> ApiError:
 
 
 def from_generation_error(error: GenerationError, prompt_param: str) -> ApiError:
-    """Translates the error that ended a generation. `prompt_param`: the field that the prompt is made of."""
+    """Translates the error that ended a request. `prompt_param`: the field that the prompt is made of."""
     match error:
         case Overloaded(retry_after_s=retry_after_s):
             message = "The server has more requests than it can answer in time. Try again later."

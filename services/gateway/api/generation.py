@@ -2,9 +2,9 @@
 
 The API side never sees a worker, an attempt or a handoff; the dispatch side never sees text.
 
-Tokens come to the API side in one of two ways. `Generation.next` waits for them, which takes a turn of the caller's
-task. `Generation.relay` hands them to a `Sink`, and no task wakes for them. A sink has two methods because of what a
-streamed token costs: nearly all rows of frames are one token with nothing beside it. From the row to the bytes of the
+Tokens come to the API side in one of two ways. `RunningRequest.next` waits for them, which takes a turn of the caller's
+task. `RunningRequest.relay` hands them to a `Sink`, and no task wakes for them. A sink has two methods because of what
+a streamed token costs: nearly all rows of frames are one token with nothing beside it. From the row to the bytes of the
 event, such a token takes 1.6 µs in the short form, and 5.1 µs as a delta and an update (128 streams in one process),
 where all that a streamed token costs the gateway is some 14 µs. A sink that refuses a token in the short form gets it
 in a delta, so both forms together carry one sequence, in order.
@@ -146,7 +146,7 @@ class Sink(Protocol):
         """The short form of `take` for this choice, for single tokens that have nothing beside them."""
 
 
-class Generation(Protocol):
+class RunningRequest(Protocol):
     """A running request."""
 
     async def next(self) -> Delta:
@@ -183,5 +183,5 @@ class Generator(Protocol):
         Raises Unavailable where no worker that embeds comes in time, and Unsupported where none is to come.
         """
 
-    def generate(self, request: GenerationRequest) -> AbstractAsyncContextManager[Generation]:
+    def generate(self, request: GenerationRequest) -> AbstractAsyncContextManager[RunningRequest]:
         """Starts a request; leaving the context ends it, wherever it is. Raises GenerationError when entered."""

@@ -1,6 +1,6 @@
 """The requests that are being answered, of all doors: a gateway whose time is over ends them together.
 
-A generation ends by its ledger entry. This ends what has none: a request whose body has not come, one that waits for a
+What has a ledger entry ends by it. This ends what has none: a request whose body has not come, one that waits for a
 worker, one that reads what another gateway generates.
 """
 

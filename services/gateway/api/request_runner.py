@@ -113,8 +113,8 @@ class RequestRunner(Generic[Request]):
                 record.attempts,
                 request.session_id or "",
             )
-            async with terms.caller.admit(record), self._generator.generate(wanted) as generation:
-                updates = Updates(generation, choices, num_choices, record, self._metrics, pace_of(request))
+            async with terms.caller.admit(record), self._generator.generate(wanted) as running:
+                updates = Updates(running, choices, num_choices, record, self._metrics, pace_of(request))
                 try:
                     yield updates
                 finally:

@@ -58,7 +58,7 @@ class _Relay:
 
 
 class Reader:
-    """A `Generation` over ledger entries, one for each choice.
+    """A `RunningRequest` over ledger entries, one for each choice.
 
     `place` starts attempts of entries, `close` ends an entry, `relays` is one object for all readers.
     """
@@ -111,14 +111,14 @@ class Reader:
             self._reset_takers()
 
     async def next(self) -> Delta:
-        """See Generation."""
+        """See RunningRequest."""
         while True:
             if (delta := self._poll()) is not None:
                 return delta
             await self._go_on()
 
     async def relay(self, sink: Sink) -> None:
-        """See Generation."""
+        """See RunningRequest."""
         self._relay = relay = _Relay(sink)
         try:
             self._hand_on(relay)
@@ -138,7 +138,7 @@ class Reader:
             entry.take_token = never
 
     def end(self, choice: int) -> None:
-        """See Generation."""
+        """See RunningRequest."""
         entry = self._entries[choice]
         self._close(entry)
         self._woken.pop(entry, None)

@@ -251,7 +251,7 @@ def _take_request_id(
 
 
 def _show_figures(record: RequestRecord, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
-    """Sends, after a whole answer, the phases of a generation and what is left of the key's limits."""
+    """Sends, after a whole answer, the phases of a request and what is left of the key's limits."""
     if record.first_token is not None:
         phases = server_timing(record, monotonic())
         context.set_trailing_metadata((*_about(record), ("server-timing", phases)))

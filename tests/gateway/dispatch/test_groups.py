@@ -8,7 +8,7 @@ import pytest
 from kvtransfer.ids import WorkerId
 from services.gateway.api.generation import (
     Delta,
-    Generation,
+    RunningRequest,
 )
 from services.protocol.frames import Frame, PackedLogprobs
 from services.protocol.messages import HandTo
@@ -33,7 +33,7 @@ from tests.gateway.scripted_worker import (
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
 
-async def read_choices(generation: Generation, num_choices: int) -> list[list[int]]:
+async def read_choices(generation: RunningRequest, num_choices: int) -> list[list[int]]:
     tokens: list[list[int]] = [[] for _ in range(num_choices)]
     going_on = set(range(num_choices))
     async with asyncio.timeout(120):

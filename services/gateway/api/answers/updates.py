@@ -6,7 +6,7 @@ from typing import Protocol
 
 from services.gateway.api.answers.choice import Choice, Update, Usage
 from services.gateway.api.answers.pace import EACH_TOKEN, Gathered, Pace
-from services.gateway.api.generation import Delta, Generation, TakeToken, never
+from services.gateway.api.generation import Delta, RunningRequest, TakeToken, never
 from services.gateway.api.records.request_record import RequestRecord
 from services.gateway.metrics import GatewayMetrics
 from services.protocol.outcomes import FinishReason
@@ -34,7 +34,7 @@ class Updates:
 
     def __init__(
         self,
-        generation: Generation,
+        running: RunningRequest,
         choices: Sequence[Choice],
         choices_per_prompt: int,
         record: RequestRecord,
@@ -43,7 +43,7 @@ class Updates:
     ) -> None:
         self._in_short = pace.in_short
         self._gathered = [Gathered(pace.interval) for _ in choices] if pace.interval > 1 else None
-        self._generation = generation
+        self._running = running
         self._choices = choices
         self._choices_per_prompt = choices_per_prompt
         self._record = record
@@ -65,7 +65,7 @@ class Updates:
 
     async def next(self) -> Update:
         """Waits for the next update of any choice. Raises GenerationError."""
-        return self.count(await self._generation.next())
+        return self.count(await self._running.next())
 
     async def relay(self, sink: UpdateSink) -> None:
         """Hands updates to the sink as they come, until the last one or until `take` returns False.
@@ -73,7 +73,7 @@ class Updates:
         Raises GenerationError, and what the sink raises.
         """
         if not self.done:
-            await self._generation.relay(_DeltaSink(self, sink))
+            await self._running.relay(_DeltaSink(self, sink))
 
     def text_taker(self, index: int, sink: UpdateSink) -> TakeToken:
         """Returns the function that every plain streamed token of a choice goes through. It does as little as possible:
@@ -122,7 +122,7 @@ class Updates:
             self._record.finish_reason = update.finish_reason
             self._note_cached(delta)
             if delta.finish is FinishReason.NONE:
-                self._generation.end(delta.choice)
+                self._running.end(delta.choice)
         elif is_first:  # a later attempt may have computed more
             self._note_cached(delta)
         return update if self._gathered is None else self._gathered[delta.choice].take(update)
