@@ -26,9 +26,9 @@ from protos import kv_pb2_grpc
 from services.config import TransportName, WorkerRole
 from services.launcher import certificates
 from services.protocol.grpc_options import SERVER_OPTIONS
-from services.tls.admission import RoleInterceptor
 from services.tls.files import CertificateFiles, CertificatePaths
 from services.tls.grpc_ends import Channels, open_port
+from services.tls.role_check import RoleInterceptor
 from services.worker.callers import CALLERS
 from services.worker.kv_bytes import GrpcByteChannel, KvBytesServicer
 from services.worker.transports import make_transports

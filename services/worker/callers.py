@@ -3,7 +3,7 @@
 from grpc_health.v1 import health
 
 from protos import kv_pb2, worker_pb2
-from services.tls.admission import Allowed
+from services.tls.role_check import Allowed
 from services.tls.roles import CertificateRole
 
 _WORKER = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name

@@ -41,9 +41,9 @@ from services.process.supervised import supervised
 from services.protocol.capabilities import EMBEDDINGS, GRAMMAR, OF_EVERY_WORKER
 from services.protocol.grpc_options import SERVER_OPTIONS, host_port
 from services.protocol.messages import WorkerHello, WorkerNews
-from services.tls.admission import RoleInterceptor
 from services.tls.files import CertificateFiles
 from services.tls.grpc_ends import Channels, open_port
+from services.tls.role_check import RoleInterceptor
 from services.worker.callers import CALLERS
 from services.worker.core.core import WorkerCore
 from services.worker.core.state import CoreOutputs

@@ -8,13 +8,13 @@ import structlog
 
 from services.gateway.api.generation import Overloaded, TooLarge
 from services.gateway.api.records.attempt_record import AttemptRecord
-from services.gateway.dispatch.admission import check_admission, expected_ttft_s
 from services.gateway.dispatch.costs import CostModel
 from services.gateway.dispatch.decision import Decision
 from services.gateway.dispatch.fleet import Fleet
 from services.gateway.dispatch.isolation import ASK_AGAIN_S, NONE_UNPROVEN, Isolation, count_unproven
 from services.gateway.dispatch.ledger.entry import LedgerEntry
 from services.gateway.dispatch.ledger.ledger import Ledger, handles_needed
+from services.gateway.dispatch.overload import check_overload, expected_ttft_s
 from services.gateway.dispatch.retry_budget import RetryBudget
 from services.gateway.dispatch.router import Candidate, Demand, NoPlan, Plan, Policy, fits, make_plan, runs_alone
 from services.gateway.dispatch.sessions import Sessions
@@ -105,7 +105,7 @@ class Placement:
         entry = entries[0]
         try:
             expected_s = expected_ttft_s(plan, entry.length, self._costs.figures())
-            check_admission(entry, self._ledger, expected_s, self._ledger.now())
+            check_overload(entry, self._ledger, expected_s, self._ledger.now())
         except Overloaded as refused:
             for entry in entries:
                 self._ledger.close(entry, refused)

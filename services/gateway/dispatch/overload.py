@@ -1,4 +1,4 @@
-"""Admission: refuses a request whose first token would come too late, before any work is done for it.
+"""Overload: refuses a request whose first token would come too late, before any work is done for it.
 
 The expected time follows from the queue of the worker that the router has chosen and from what the cost model has
 learned. A request for a worker without a queue is never refused, so there is always something to learn from.
@@ -31,7 +31,7 @@ def expected_ttft_s(plan: Plan, num_tokens: int, figures: Figures) -> float | No
     return slots_s + line.at(queued_tokens(worker) + uncached_tokens(worker, num_tokens))
 
 
-def check_admission(entry: LedgerEntry, others: Iterable[LedgerEntry], expected_s: float | None, now: float) -> None:
+def check_overload(entry: LedgerEntry, others: Iterable[LedgerEntry], expected_s: float | None, now: float) -> None:
     """Raises Overloaded where the first token is expected too late. `others` are all entries in flight."""
     left_s, slo_s = entry.deadline - now, entry.request.ttft_slo_s
     limit_s, refusal = (left_s, Refusal.DEADLINE) if slo_s is None or slo_s > left_s else (slo_s, Refusal.SLO)

@@ -10,10 +10,10 @@ import pytest
 from kvtransfer.ids import WorkerId
 from services.config import HandoffMode, WorkerRole
 from services.gateway.api.generation import GenerationRequest, Overloaded, Refusal
-from services.gateway.dispatch.admission import check_admission, expected_ttft_s
 from services.gateway.dispatch.costs import CostModel
 from services.gateway.dispatch.ledger.entry import LedgerEntry
 from services.gateway.dispatch.ledger.ledger import Ledger
+from services.gateway.dispatch.overload import check_overload, expected_ttft_s
 from services.gateway.dispatch.router import Candidate, Figures, Line, Plan
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Load
@@ -67,7 +67,7 @@ class Entries:
 
     def refusal(self, expected_s: float, **wanted) -> tuple[Refusal, int] | None:
         try:
-            check_admission(self.open(**wanted), self.ledger, expected_s, 0.0)
+            check_overload(self.open(**wanted), self.ledger, expected_s, 0.0)
         except Overloaded as error:
             return error.refusal, error.retry_after_s
         return None
@@ -115,7 +115,7 @@ def test_tenants_get_equal_shares_though_one_asks_five_times_as_often():
         for tenant in ("a", "a", "a", "a", "a", "b"):
             entry = entries.open(tenant, 100, slo_s=10.0)
             try:
-                check_admission(entry, entries.ledger, float(len(queue)), 0.0)
+                check_overload(entry, entries.ledger, float(len(queue)), 0.0)
             except Overloaded:
                 entries.ledger.close(entry)
             else:
