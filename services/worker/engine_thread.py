@@ -34,7 +34,7 @@ log = structlog.get_logger()
 
 
 def no_pause() -> float:
-    """A core lease for a worker that shares its device with nobody."""
+    """Returns 0: no pause, for a worker that shares its device with nobody."""
     return 0.0
 
 

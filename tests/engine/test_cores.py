@@ -1,4 +1,4 @@
-"""The core lease between real processes, with a clock of the test's own."""
+"""The cores shared between real processes, with a clock of the test's own."""
 
 import multiprocessing
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from services.engine.kernels.cpu.openmp import loaded_openmp, remove_registrations
-from services.engine.runner.cpu.cores import CoreLease
+from services.engine.runner.cpu.cores import CoreShare
 from tests.machine import TWO_CORES, needs
 
 CORES = len(os.sched_getaffinity(0))
@@ -43,23 +43,23 @@ class Recorder:
 
 
 def other_worker(directory: Path, clock: "Synchronized[int]", pipe: Connection) -> None:
-    """Does with its lease as it is told; says how many threads it has had."""
+    """Does with its share as it is told; says how many threads it has had."""
     recorder = Recorder()
-    lease = CoreLease(recorder, directory=directory, clock_ns=lambda: clock.value)
+    share = CoreShare(recorder, directory=directory, clock_ns=lambda: clock.value)
     while (word := pipe.recv()) != "die":
-        _do(lease, word)
+        _do(share, word)
         pipe.send(recorder.counts)
     os._exit(1)
 
 
-def _do(lease: CoreLease, word: str) -> None:
+def _do(share: CoreShare, word: str) -> None:
     match word:
         case "prompts" | "decode":
-            lease.begin(prompts=word == "prompts")
+            share.begin(prompts=word == "prompts")
         case "adjust":
-            lease.adjust()
+            share.adjust()
         case "end":
-            lease.end()
+            share.end()
 
 
 class Workers:
@@ -69,15 +69,15 @@ class Workers:
         self.clock = multiprocessing.Value("q", 1_000_000 * MS)
         self.directory = directory
         self.recorder = Recorder()
-        self.here = self.lease()
+        self.here = self.share()
         self._pipe, there = multiprocessing.Pipe()
         self.process = multiprocessing.get_context("fork").Process(
             target=other_worker, args=(directory, self.clock, there), daemon=True
         )
         self.process.start()
 
-    def lease(self, num_threads: int | None = None) -> CoreLease:
-        return CoreLease(self.recorder, num_threads, directory=self.directory, clock_ns=lambda: self.clock.value)
+    def share(self, num_threads: int | None = None) -> CoreShare:
+        return CoreShare(self.recorder, num_threads, directory=self.directory, clock_ns=lambda: self.clock.value)
 
     def tell(self, word: str) -> list[int]:
         """What the other one is to do; how many threads it has had."""
@@ -128,8 +128,8 @@ def test_who_steps_alone_has_all_cores_and_others_share_them(workers: Workers) -
 
     workers.tell("prompts")
     workers.kill()
-    lease = workers.lease()  # the next that comes takes the row of the one that died in a step
-    lease.begin(prompts=False)
+    share = workers.share()  # the next that comes takes the row of the one that died in a step
+    share.begin(prompts=False)
     assert workers.recorder.counts[-1] == CORES
 
 
@@ -198,7 +198,7 @@ def test_the_pause_ends_soon_when_nobody_computes_prompts_any_more(workers: Work
     workers.tell("prompts")
     workers.step_ms(20)
     workers.kill()
-    workers.lease()
+    workers.share()
     assert not workers.here.decode_pause_s()
 
 
@@ -217,7 +217,7 @@ def test_decoding_pauses_for_nothing_but_prompts(workers: Workers) -> None:
 
 
 def test_a_fixed_number_of_threads_is_kept_and_never_pauses(workers: Workers) -> None:
-    workers.here = workers.lease(3)
+    workers.here = workers.share(3)
     workers.tell("prompts")
     workers.here.begin(prompts=False)
     workers.here.adjust()
@@ -234,11 +234,11 @@ def test_the_table_goes_with_the_last_worker(workers: Workers) -> None:
 
     workers.here.leave()
     assert len(tables()) == 1  # the other worker's
-    again = workers.lease()
+    again = workers.share()
     workers.kill()
     again.leave()
     assert tables() == []
-    workers.lease().leave()
+    workers.share().leave()
     assert tables() == []
 
 
@@ -263,9 +263,9 @@ def test_no_thread_spins_that_its_worker_has_given_up_or_that_waits_in_a_step_of
         from services.engine.kernels.cpu.openmp import load_openmp, loaded_openmp
         load_openmp()
         import torch
-        from services.engine.runner.cpu.cores import CoreLease
+        from services.engine.runner.cpu.cores import CoreShare
 
-        class Two(CoreLease):
+        class Two(CoreShare):
             share = 2
             def _share(self):
                 return self.share
@@ -285,19 +285,19 @@ def test_no_thread_spins_that_its_worker_has_given_up_or_that_waits_in_a_step_of
         openmp = loaded_openmp()
         many = torch.zeros(1 << 20)
         with tempfile.TemporaryDirectory() as directory:
-            lease = Two(openmp, directory=Path(directory))
-            lease.begin(prompts=False)
+            cores = Two(openmp, directory=Path(directory))
+            cores.begin(prompts=False)
             many.add_(1)
             assert running() == 2, "a team that spins"
-            lease.share = 1
-            lease.adjust()
+            cores.share = 1
+            cores.adjust()
             until_one_runs()
-            lease.end()
-            lease.share = 2
-            lease.begin(prompts=True)
+            cores.end()
+            cores.share = 2
+            cores.begin(prompts=True)
             many.add_(1)
             until_one_runs()
-            lease.end()
+            cores.end()
     """
     ended = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False)
     if ended.returncode == 77:

@@ -13,7 +13,7 @@ from services.engine.kernels.load import why_not_fused
 from services.engine.models.architectures import num_parameters
 from services.engine.models.registry import load_weights
 from services.engine.runner.base import Runner
-from services.engine.runner.cpu.cores import CoreLease
+from services.engine.runner.cpu.cores import CoreShare
 from services.engine.runner.cpu.torch_runner import TorchRunner
 from services.engine.runner.load_plan import LoadPlan, dtype_name, plan_load
 from services.engine.runner.memory import check_fits, kv_budget
@@ -27,7 +27,7 @@ class LoadedModel:
     runner: Runner
     kernels: str  # the class of processors of the kernels that compute steps, "torch" or "cuda"
     pipeline_depth: int  # of the engine
-    cores: CoreLease | None  # the runner's
+    cores: CoreShare | None  # the runner's
     fingerprint: str  # models with the same one may exchange KV
     max_model_len: int  # tokens of one sequence, prompt and generated ones
     vocab_size: int
@@ -62,7 +62,7 @@ def load_runner(engine: EngineConfig, progress: Progress | None = None) -> Loade
     )
 
 
-def _load_cpu(plan: LoadPlan, cores: CoreLease | None, progress: Progress) -> tuple[Runner, str, tuple[str, ...]]:
+def _load_cpu(plan: LoadPlan, cores: CoreShare | None, progress: Progress) -> tuple[Runner, str, tuple[str, ...]]:
     """Returns the runner, the name of the kernels that compute its steps, and notices for a person."""
     engine, config, dtype = plan.engine, plan.config, dtype_name(plan.dtype)
     num_bytes = num_parameters(config) * plan.dtype.itemsize
@@ -78,13 +78,13 @@ def _load_cpu(plan: LoadPlan, cores: CoreLease | None, progress: Progress) -> tu
     return runner, kernels, _kernel_notices(engine, dtype)
 
 
-def _cores(engine: EngineConfig, device: torch.device) -> CoreLease | None:
-    """Returns the lease of a worker that computes on the CPU."""
+def _cores(engine: EngineConfig, device: torch.device) -> CoreShare | None:
+    """Returns the share of the cores of a worker that computes on the CPU."""
     openmp = loaded_openmp()
     if openmp is not None and device.type == "cpu":
-        lease = CoreLease(openmp, engine.num_threads)
-        atexit.register(lease.leave)
-        return lease
+        share = CoreShare(openmp, engine.num_threads)
+        atexit.register(share.leave)
+        return share
     if engine.num_threads is not None:
         torch.set_num_threads(engine.num_threads)
     return None

@@ -53,7 +53,7 @@ _PROMPTS_SPIN_MS = 1
 
 
 class Threads(Protocol):
-    """The calls of `OpenMP` that a lease makes."""
+    """The calls of `OpenMP` that a share of the cores makes."""
 
     def set_num_threads(self, count: int) -> None: ...
 
@@ -62,7 +62,7 @@ class Threads(Protocol):
     def sleep(self) -> None: ...
 
 
-class CoreLease:
+class CoreShare:
     """This process's row of the table, and its OpenMP team."""
 
     def __init__(
@@ -89,7 +89,7 @@ class CoreLease:
         self._pause_until = 0
 
     def leave(self) -> None:
-        """Gives the row back. The last worker removes the table."""
+        """Frees the row. The last worker removes the table."""
         with _locked(self._path):
             self._table[self._row] = 0
             if not any(pid and psutil.pid_exists(pid) for pid in self._table[:, _PID].tolist()):

@@ -27,9 +27,9 @@ from services.engine.runner.base import (
     spare_blocks,
     wide_rows,
 )
-from services.engine.runner.cpu.cores import CoreLease
-from services.engine.runner.cpu.leased_operations import LeasedOperations
+from services.engine.runner.cpu.cores import CoreShare
 from services.engine.runner.cpu.sampler import sample, score
+from services.engine.runner.cpu.shared_core_operations import SharedCoreOperations
 from services.engine.runner.load_plan import kv_layout
 from services.engine.runner.not_finite import rows_not_finite
 from services.engine.runner.pooled import pooled_sums
@@ -49,7 +49,7 @@ class TorchRunner:
         block_size: int,
         *,
         fused: bool,
-        cores: CoreLease | None = None,
+        cores: CoreShare | None = None,
     ) -> None:
         self.layout = kv_layout(config, block_size, weights.dtype)
         self.num_blocks = num_blocks
@@ -71,7 +71,7 @@ class TorchRunner:
         )
         operations = make_operations(self.layout.dtype, fused=fused)
         if cores is not None:
-            operations = LeasedOperations(operations, cores)
+            operations = SharedCoreOperations(operations, cores)
         self._mask = operations.mask
         self._model = make_model(config, weights, self._attention, operations)
         self._done: deque[StepOutput] = deque()

@@ -1,4 +1,4 @@
-"""A decoder's small operations, with an adjustment of threads to the core lease before each."""
+"""A decoder's small operations, with an adjustment of threads to this worker's share of the cores before each."""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
@@ -6,12 +6,12 @@ from typing import TypeVar
 from torch import Tensor
 
 from services.engine.kernels.base import HostOperations, Rows
-from services.engine.runner.cpu.cores import CoreLease
+from services.engine.runner.cpu.cores import CoreShare
 
 T = TypeVar("T")
 
 
-class LeasedOperations:
+class SharedCoreOperations:
     """`Operations` that adapt the number of threads to other workers' steps, while prompts are computed.
 
     A recorded step runs all its kernels in one call and adapts to nothing.
@@ -21,7 +21,7 @@ class LeasedOperations:
     between any two operations.
     """
 
-    def __init__(self, operations: HostOperations, cores: CoreLease) -> None:
+    def __init__(self, operations: HostOperations, cores: CoreShare) -> None:
         self._operations = operations
         self._cores = cores
 
