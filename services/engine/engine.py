@@ -86,7 +86,7 @@ class Engine:
         slot = self._slot(id)
         batch = self.sequences.batch
         batch.computed[slot] = batch.done[slot] = num_blocks * batch.block_size
-        self.sequences.entries.make_ready(slot, num_blocks)
+        self.sequences.nodes.make_ready(slot, num_blocks)
 
     def ready(self, id: AttemptId, first_tokens: tuple[FirstToken, ...]) -> None:
         """Starts the sequence over a received prompt, or its branches, from their first tokens: all blocks are here."""
@@ -239,7 +239,7 @@ class Engine:
             batch.computed[slots] = launched.ends
         batch.done[slots] = launched.ends
         if launched.only_decodes:
-            sequences.entries.enter_filled(slots)
+            sequences.nodes.enter_filled(slots)
         else:
             self._complete_blocks(launched)
             self._report_scores(launched, output)
@@ -257,8 +257,8 @@ class Engine:
         computing = phases == Phase.PREFILL
         size = self.sequences.batch.block_size
         for slot, end in zip(launched.slots[computing].tolist(), launched.ends[computing].tolist(), strict=True):
-            self.sequences.entries.make_ready(slot, end // size)
-        self.sequences.entries.enter_filled(launched.slots[~computing])
+            self.sequences.nodes.make_ready(slot, end // size)
+        self.sequences.nodes.enter_filled(launched.slots[~computing])
 
     def _report_scores(self, launched: Launched, output: StepOutput) -> None:
         """Outputs the logprobs of prompt tokens that were scored."""

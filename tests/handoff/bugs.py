@@ -19,7 +19,7 @@ from services.engine.schedulers.decode import DecodeScheduler
 from services.engine.sequences.admission import Admitter
 from services.engine.sequences.batch_state import BatchState, Phase
 from services.engine.sequences.block_tables import BlockTables
-from services.engine.sequences.cache_entries import CacheEntries
+from services.engine.sequences.cache_nodes import CacheNodes
 from services.engine.sequences.outputs import EngineOutputs
 from services.engine.sequences.request import Kind, Request
 from services.engine.sequences.sequences import Sequences
@@ -120,7 +120,7 @@ class _ChunkwiseTables(BlockTables):
         return super().allocate(cached, max(num_blocks, len(cached)), watermark)
 
 
-class _ChunkwiseEntries(CacheEntries):
+class _ChunkwiseNodes(CacheNodes):
     def enter_prompt(self, capsule: Capsule, blocks: np.ndarray, num_cached: int) -> int:
         token_ids = capsule.token_ids[: len(blocks) * self._batch.block_size]
         return super().enter_prompt(replace(capsule, token_ids=token_ids), blocks, num_cached)
@@ -142,9 +142,9 @@ class _ChunkwiseSequences(Sequences):
     ) -> None:
         super().__init__(batch, pool, outputs, eos_token_ids)
         self.tables = _ChunkwiseTables(batch, pool, self.frees, None)
-        self.entries = _ChunkwiseEntries(batch, pool, self.frees)
+        self.nodes = _ChunkwiseNodes(batch, pool, self.frees)
         self._admitter = self.admitter = _ChunkwiseAdmitter(
-            batch, self.requests, self.tables, self.entries, self.branches, eos_token_ids
+            batch, self.requests, self.tables, self.nodes, self.branches, eos_token_ids
         )
 
 

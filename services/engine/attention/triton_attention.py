@@ -21,7 +21,7 @@ from kvtransfer.layout import KvLayout
 from services.engine.attention.base import PagedQueries
 from services.engine.attention.staging import Staging
 from services.engine.attention.work_items import Tiling, WorkItems, WorkPlanner
-from services.engine.kernels.gpu.paged_attention import Entries, Kind, Outputs, PagedAttentionKernels
+from services.engine.kernels.gpu.paged_attention import ItemEntries, Kind, Outputs, PagedAttentionKernels
 from services.engine.kernels.gpu.rotary import PagedKv, rotate_and_store, store_kv
 
 _MUCH_LONGER = 3  # if the longest row is so many times the average, tables are copied without unused entries
@@ -58,7 +58,7 @@ class TritonPlan:
     """The part of a step's work that all its layers share. T: its tokens, or its bucket's padded_rows."""
 
     offsets: Tensor  # int64[T]: the pool's element at which a token's K in head 0 of layer 0 begins; padding: -1
-    entries: Entries
+    entries: ItemEntries
     launches: tuple[Launch, ...]
     merges: Tensor | None  # int32[J, 3]; None: no token has partial outputs
     outputs: Outputs
@@ -201,7 +201,7 @@ class TritonAttention:
 
     def _staged(
         self, work: WorkItems, tables: np.ndarray, padded_rows: int | None
-    ) -> tuple[Entries, dict[Kind, Tensor], Tensor]:
+    ) -> tuple[ItemEntries, dict[Kind, Tensor], Tensor]:
         """Stages everything but the offsets: at its own length, or for a bucket at the bucket's."""
         parts = work.tokens, work.limits, work.partials, work.merges, work.decode, work.shared, work.prefill
         rooms = [_aligned(part.size) for part in parts] if padded_rows is None else self._rooms(padded_rows)
@@ -210,7 +210,7 @@ class TritonAttention:
         sections = self._staging.put(pack, fixed=fixed).split(rooms)
         tokens, limits, partials, merges, *items = sections
         kinds: tuple[Kind, ...] = ("decode", "shared", "prefill")
-        entries = Entries(tokens, limits, partials, self._staging.put(tables, fixed=fixed))
+        entries = ItemEntries(tokens, limits, partials, self._staging.put(tables, fixed=fixed))
         num_merges = padded_rows if padded_rows is not None else len(work.merges)
         sizes = [work.decode.size, work.shared.size, work.prefill.size]
         rows = [some[: size // 6 * 6].view(-1, 6) for some, size in zip(items, sizes, strict=True)]

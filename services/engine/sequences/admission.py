@@ -9,7 +9,7 @@ from services.engine.blocks.prefix_cache import Match
 from services.engine.sequences.batch_state import BatchState, Phase
 from services.engine.sequences.block_tables import BlockTables
 from services.engine.sequences.branches import Branches
-from services.engine.sequences.cache_entries import CacheEntries
+from services.engine.sequences.cache_nodes import CacheNodes
 from services.engine.sequences.request import Branch, Kind, Request
 from services.engine.sequences.request_table import RequestTable
 
@@ -35,14 +35,14 @@ class Admitter:
         batch: BatchState,
         requests: RequestTable,
         tables: BlockTables,
-        entries: CacheEntries,
+        nodes: CacheNodes,
         branches: Branches,
         eos_token_ids: tuple[int, ...],
     ) -> None:
         self._batch = batch
         self._requests = requests
         self._tables = tables
-        self._entries = entries
+        self._nodes = nodes
         self._branches = branches
         self._eos_token_ids = eos_token_ids
 
@@ -53,12 +53,12 @@ class Admitter:
 
     def admit(self, request: Request, watermark: int, now: float) -> Admission:
         """Allocates slots and blocks for a queued request, leaving `watermark` blocks; or changes nothing."""
-        known = self._entries.known_match(request)
+        known = self._nodes.known_match(request)
         if known is not None and self._waits_for(known, request, now):
             return Admission.WAITS_FOR_PREFIX
         if self._batch.num_free_slots < 1 + len(request.branches):
             return Admission.NO_ROOM
-        match = self._entries.match(request)
+        match = self._nodes.match(request)
         if self._waits_for(match, request, now):
             return Admission.WAITS_FOR_PREFIX
         blocks = self._tables.allocate(match.blocks, self.blocks_needed(request), watermark)
@@ -98,7 +98,7 @@ class Admitter:
         batch.computed[slot] = batch.done[slot] = num_cached * batch.block_size
         batch.cached[slot] = -1 if request.started else batch.computed[slot]
         batch.num_ready[slot] = num_cached
-        batch.num_entered[slot] = self._entries.enter_prompt(request.capsule, blocks, num_cached)
+        batch.num_entered[slot] = self._nodes.enter_prompt(request.capsule, blocks, num_cached)
         batch.num_announced[slot] = 0
         if request.branches:
             self._open_branches(request, slot, own)

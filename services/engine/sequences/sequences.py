@@ -7,7 +7,7 @@ Mechanism only; when to do what is the schedulers' policy. Each part of a reques
     branches   choices that wait for their prompt           Branches
     tables     allocated and freed blocks, quarantine       BlockTables
     frees      blocks that a step under way may still use   DeferredFrees
-    entries    its nodes in the prefix cache                CacheEntries
+    nodes      its blocks in the prefix cache               CacheNodes
     pool       references to blocks                         BlockPool, with its PrefixCache
 """
 
@@ -22,7 +22,7 @@ from services.engine.sequences.admission import Admission, Admitter
 from services.engine.sequences.batch_state import BatchState, Phase
 from services.engine.sequences.block_tables import BlockTables
 from services.engine.sequences.branches import Branches
-from services.engine.sequences.cache_entries import CacheEntries
+from services.engine.sequences.cache_nodes import CacheNodes
 from services.engine.sequences.outputs import EngineOutputs, FailedRequest, Reserved
 from services.engine.sequences.request import Kind, Request
 from services.engine.sequences.request_table import RequestTable, State
@@ -49,10 +49,10 @@ class Sequences:
         self.requests = RequestTable()
         self.frees = DeferredFrees(pool)
         self.tables = BlockTables(batch, pool, self.frees, window)
-        self.entries = CacheEntries(batch, pool, self.frees)
+        self.nodes = CacheNodes(batch, pool, self.frees)
         self.branches = Branches(batch, pool)
         self._outputs = outputs
-        self._admitter = Admitter(batch, self.requests, self.tables, self.entries, self.branches, eos_token_ids)
+        self._admitter = Admitter(batch, self.requests, self.tables, self.nodes, self.branches, eos_token_ids)
 
     # Queues and admission.
 
@@ -63,7 +63,7 @@ class Sequences:
         if not self.batch.ask_grammar(request):
             self.fail(request, FailureCode.NOT_NOW, "too many grammars wait to be compiled")
             return
-        cached = len(self.entries.match(request).blocks) * self.batch.block_size
+        cached = len(self.nodes.match(request).blocks) * self.batch.block_size
         request.work = len(request.capsule.token_ids) - cached
         self.requests.add(request, State.PARKED if request.kind is Kind.CONSUME else State.WAITING)
 
@@ -173,7 +173,7 @@ class Sequences:
         request, for the caller to fail.
         """
         request = self.batch.request(slot)
-        self.entries.withdraw(slot)
+        self.nodes.withdraw(slot)
         self.free(request.id)
         return request
 
@@ -237,7 +237,7 @@ class Sequences:
             self.free(self.batch.request(branch).id)
         if self.batch.phase[slot] == Phase.BRANCH:
             self._leave_prompt(request, slot)
-        self.entries.leave(slot)
+        self.nodes.leave(slot)
         self.tables.free(slot, quarantined)
         self.batch.close(slot)
 

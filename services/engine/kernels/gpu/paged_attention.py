@@ -31,7 +31,7 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Entries:
+class ItemEntries:
     """The entries of a step's items and the block tables, as `kernels.gpu.attention` explains them; int32, on the
     device.
     """
@@ -135,7 +135,15 @@ class PagedAttentionKernels:
         }
 
     def attend(
-        self, kind: Kind, layer: int, q: Tensor, to: Outputs, items: Tensor, entries: Entries, grid: int, window: int
+        self,
+        kind: Kind,
+        layer: int,
+        q: Tensor,
+        to: Outputs,
+        items: Tensor,
+        entries: ItemEntries,
+        grid: int,
+        window: int,
     ) -> None:
         """Runs `items` in `grid` programs for each KV head.
 

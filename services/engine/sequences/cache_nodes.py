@@ -1,4 +1,4 @@
-"""Entries of sequences in the prefix cache: a prompt's at admission, pending; generated blocks as they fill.
+"""Nodes of sequences in the prefix cache: a prompt's at admission, pending; generated blocks as they fill.
 
 A slot's blocks   [0 ─── ready ───┬─── pending ───┬─── no nodes ───]
                              num_ready       num_entered
@@ -15,7 +15,7 @@ from services.protocol.capsule import Capsule
 from services.protocol.contents import NO_MARKS
 
 
-class CacheEntries:
+class CacheNodes:
     """Looks requests up in the prefix cache, and enters, readies and removes the nodes of slots."""
 
     def __init__(self, batch: BatchState, pool: BlockPool, frees: DeferredFrees) -> None:
