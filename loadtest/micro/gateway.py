@@ -25,7 +25,7 @@ from loadtest.micro.flood import Tally, flood
 from loadtest.micro.gateway_servers import Gateway
 from loadtest.tables import Record
 from services.config import HandoffMode, Right
-from services.gateway.keys import entry
+from services.gateway.keys import key_entry
 from services.gateway.keys.authentication import Keys
 from services.gateway.keys.file import KeysFile
 from services.gateway.text.chat_template import load_chat_template
@@ -189,9 +189,9 @@ def _without_gateway(model: Path, text: str) -> list[Record]:
 
 def _key_lookup(num_keys: int) -> Record:
     """Measures what a key adds to a request: its caller is found among those of so many keys."""
-    secret, keys = entry.new_secret(), [entry.new_key() for _ in range(num_keys)]
+    secret, keys = key_entry.new_secret(), [key_entry.new_key() for _ in range(num_keys)]
     entries = tuple(
-        entry.KeyEntry(id=str(number), hmac_sha256=entry.key_digest(secret, key).hex(), created=entry.now())
+        key_entry.KeyEntry(id=str(number), hmac_sha256=key_entry.key_digest(secret, key).hex(), created=key_entry.now())
         for number, key in enumerate(keys)
     )
     known, headers = Keys((), KeysFile(secret, entries)), {"authorization": f"Bearer {keys[-1]}"}

@@ -12,7 +12,7 @@ from services.config import Right
 from services.config.option import Refusal
 
 if TYPE_CHECKING:
-    from services.gateway.keys.entry import KeyEntry
+    from services.gateway.keys.key_entry import KeyEntry
 
 app = typer.Typer(
     cls=Group, help="Adds, lists and revokes the keys of a file that gateways read (--keys).", no_args_is_help=True
@@ -48,7 +48,7 @@ def _add(
 ) -> None:
     """Adds a new key, and prints it: it is shown this once, and kept nowhere. Makes the file where there is none."""
     from services.gateway.keys.changes import add_key
-    from services.gateway.keys.entry import RateLimits
+    from services.gateway.keys.key_entry import RateLimits
 
     limits = RateLimits(
         requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute, max_concurrent=max_concurrent

@@ -31,8 +31,8 @@ from services.gateway.http.http_protocol import plain_http_answer
 from services.gateway.http.limits import Limits
 from services.gateway.http.serving import serving
 from services.gateway.keys.authentication import Keys
-from services.gateway.keys.entry import QuotaMaker
 from services.gateway.keys.file import KeysFileError
+from services.gateway.keys.key_entry import QuotaMaker
 from services.gateway.keys.local_quotas import LocalQuotas
 from services.gateway.keys.quota import KeyQuota, QuotaStore
 from services.gateway.keys.redis_quotas import TIMEOUT_S, RedisQuotas

@@ -11,7 +11,7 @@ from services.doctor.certificates import check_authorities, check_between_proces
 from services.doctor.finding import Level
 from services.doctor.keys import check_keys
 from services.gateway.keys.changes import add_key, revoke_key
-from services.gateway.keys.entry import RateLimits
+from services.gateway.keys.key_entry import RateLimits
 from services.launcher.authority import Authority
 from services.tls.files import CertificatePaths
 from services.tls.roles import CertificateRole

@@ -14,7 +14,7 @@ import pytest
 
 from services.config import Right
 from services.gateway.keys.changes import add_key
-from services.gateway.keys.entry import RateLimits
+from services.gateway.keys.key_entry import RateLimits
 from services.gateway.keys.redis_quotas import LEASE_S
 from tests.e2e.conftest import prompt_of
 from tests.e2e.stack import Endpoint, Gateway, Stack, wait_until, worker_ports

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from services.config import Right
 from services.gateway.keys.changes import add_key, revoke_key
-from services.gateway.keys.entry import RateLimits
+from services.gateway.keys.key_entry import RateLimits
 from services.launcher.authority import Authority
 from services.tls.roles import CertificateRole
 from tests.certificates import Certificates

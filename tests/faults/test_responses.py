@@ -17,7 +17,7 @@ import pytest
 
 from services.config import Right
 from services.gateway.keys.changes import add_key
-from services.gateway.keys.entry import RateLimits
+from services.gateway.keys.key_entry import RateLimits
 from services.gateway.openai.responses.store import LEASE_S
 from services.prefix_index.redis_client import DEAD, LEASES
 from services.prefix_index.registry import RENEW_EVERY_S

@@ -11,7 +11,7 @@ from redis.asyncio.connection import RedisSSLContext
 from services.config import Right
 from services.gateway.api.errors import ApiError
 from services.gateway.keys.changes import add_key, revoke_key
-from services.gateway.keys.entry import RateLimits
+from services.gateway.keys.key_entry import RateLimits
 from services.gateway.keys.reload import FollowedKeys
 from services.prefix_index.redis_tls import Contexts
 from services.tls.files import CertificateFiles, CertificatePaths

@@ -14,7 +14,7 @@ from redis.retry import Retry
 from kvtransfer.ids import WorkerId
 from loadtest.processes import free_ports
 from services.gateway.api.generation import Refusal
-from services.gateway.keys.entry import RateLimits
+from services.gateway.keys.key_entry import RateLimits
 from services.gateway.keys.quota import Ask
 from services.gateway.keys.redis_quotas import RedisQuotas
 from services.gateway.openai.responses.redis_store import RedisResponseStore

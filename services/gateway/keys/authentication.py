@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from services.config import Right
 from services.gateway.api.caller import Caller, Quota
 from services.gateway.api.errors import ApiError
-from services.gateway.keys.entry import QuotaMaker, RateLimits, key_digest, new_secret, tenant_salt
 from services.gateway.keys.file import KeysFile
+from services.gateway.keys.key_entry import QuotaMaker, RateLimits, key_digest, new_secret, tenant_salt
 from services.process.configs import MAX_API_KEY
 
 AUTHORIZATION, API_KEY = "authorization", "x-api-key"  # headers, and names in gRPC's metadata

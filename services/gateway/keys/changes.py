@@ -6,8 +6,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from services.config import Right
-from services.gateway.keys.entry import KeyEntry, RateLimits, key_digest, new_id, new_key, now
 from services.gateway.keys.file import KeysFile, KeysFileError, change_keys, words_of
+from services.gateway.keys.key_entry import KeyEntry, RateLimits, key_digest, new_id, new_key, now
 
 
 def add_key(path: Path, tenant: str, rights: Collection[Right], priority: int, limits: RateLimits) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from services.files.followed import FileContent, FileRefused, read_file
-from services.gateway.keys.entry import KeyEntry, new_secret
+from services.gateway.keys.key_entry import KeyEntry, new_secret
 
 MODE = 0o600
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from services.gateway.api.generation import Refusal
-from services.gateway.keys.entry import RateLimits
+from services.gateway.keys.key_entry import RateLimits
 from services.gateway.keys.quota import Ask, Taken, without
 from services.gateway.keys.rates import WINDOW_S, fill, part_of
 

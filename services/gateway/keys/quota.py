@@ -15,7 +15,7 @@ from services.gateway.api.errors import ApiError
 from services.gateway.api.generation import GenerationError, Refusal
 from services.gateway.api.records.limits_left import LimitLeft
 from services.gateway.api.records.request_record import RequestRecord
-from services.gateway.keys.entry import RateLimits
+from services.gateway.keys.key_entry import RateLimits
 from services.gateway.keys.rates import WINDOW_S, part_of, remaining, unfill
 
 _NO_TIME_S = 1.0  # until another try, where nobody can say when a running request ends

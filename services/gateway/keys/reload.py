@@ -9,8 +9,8 @@ import structlog
 
 from services.files.followed import FileContent, FollowedFiles
 from services.gateway.keys.authentication import Keys, no_quota
-from services.gateway.keys.entry import QuotaMaker
 from services.gateway.keys.file import KeysFile, KeysFileError, keys_of
+from services.gateway.keys.key_entry import QuotaMaker
 
 INTERVAL_S = 1.0
 _REFUSED = "the keys file cannot be used; the keys stay as they were"

@@ -12,8 +12,8 @@ from grpc_reflection.v1alpha import reflection_pb2
 from protos import inference_pb2, inference_pb2_grpc
 from services.config import Right
 from services.gateway.keys.changes import add_key
-from services.gateway.keys.entry import RateLimits
 from services.gateway.keys.file import read_keys
+from services.gateway.keys.key_entry import RateLimits
 from tests.gateway.keys.key_files import KeySet, write_keys
 from tests.gateway.running_api import Api, running_api
 

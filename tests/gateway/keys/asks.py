@@ -1,6 +1,6 @@
 """What keys ask of a store of quotas, for tests."""
 
-from services.gateway.keys.entry import RateLimits
+from services.gateway.keys.key_entry import RateLimits
 from services.gateway.keys.quota import Ask, QuotaStore
 
 

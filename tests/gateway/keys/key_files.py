@@ -6,8 +6,8 @@ from pathlib import Path
 from services.config import Right
 from services.gateway.keys.authentication import Keys
 from services.gateway.keys.changes import add_key
-from services.gateway.keys.entry import RateLimits
 from services.gateway.keys.file import read_keys
+from services.gateway.keys.key_entry import RateLimits
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from services.config import Right
 from services.gateway.api.caller import ANYBODY, Caller
 from services.gateway.api.errors import ApiError
 from services.gateway.keys.authentication import Keys
-from services.gateway.keys.entry import new_key, tenant_salt
 from services.gateway.keys.file import read_keys
+from services.gateway.keys.key_entry import new_key, tenant_salt
 from services.protocol.block_hash import root_hash
 from services.protocol.capsule import TENANT_SALT
 from services.protocol.contents import Namespace

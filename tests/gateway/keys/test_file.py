@@ -10,8 +10,8 @@ import pytest
 
 from services.config import Right
 from services.gateway.keys.changes import add_key, revoke_key
-from services.gateway.keys.entry import RateLimits
 from services.gateway.keys.file import KeysFileError, read_keys, what_is_wrong
+from services.gateway.keys.key_entry import RateLimits
 from tests.gateway.keys.key_files import KeySet, write_keys
 
 NO_LIMITS = RateLimits()

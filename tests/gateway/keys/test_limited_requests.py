@@ -29,8 +29,8 @@ from services.gateway.http.application import Application
 from services.gateway.http.operation import ErrorAnswer
 from services.gateway.keys.authentication import Keys
 from services.gateway.keys.changes import add_key
-from services.gateway.keys.entry import RateLimits
 from services.gateway.keys.file import read_keys
+from services.gateway.keys.key_entry import RateLimits
 from services.gateway.keys.local_quotas import LocalQuotas
 from services.gateway.keys.quota import KeyQuota
 from services.gateway.keys.rates import WINDOW_S

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.gateway.api.generation import Refusal
-from services.gateway.keys.entry import RateLimits
+from services.gateway.keys.key_entry import RateLimits
 from services.gateway.keys.local_quotas import LocalQuotas
 from services.gateway.keys.quota import Ask, QuotaStore, Taken
 from services.gateway.keys.rates import remaining

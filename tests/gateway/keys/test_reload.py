@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 from services.config import Right
 from services.gateway.api.errors import ApiError
 from services.gateway.keys.changes import add_key, revoke_key
-from services.gateway.keys.entry import RateLimits
 from services.gateway.keys.file import KeysFileError
+from services.gateway.keys.key_entry import RateLimits
 from services.gateway.keys.reload import FollowedKeys
 from tests.gateway.dispatch_stack import eventually
 from tests.gateway.keys.key_files import write_keys

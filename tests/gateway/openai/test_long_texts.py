@@ -15,8 +15,8 @@ from services.gateway.api.generation import Delta
 from services.gateway.api.requests.text_limits import TextLimits
 from services.gateway.keys.authentication import Keys
 from services.gateway.keys.changes import add_key
-from services.gateway.keys.entry import RateLimits
 from services.gateway.keys.file import read_keys
+from services.gateway.keys.key_entry import RateLimits
 from services.gateway.keys.local_quotas import LocalQuotas
 from services.gateway.keys.quota import KeyQuota
 from services.gateway.text.tokenizer import Tokenizer
