@@ -70,7 +70,7 @@ class Engine:
         self.check = SelfCheck(runner, max_model_len)  # repeated when something is not finite, if it has learned
         self._checked_until = -math.inf  # when a check that passed is too old
         self._expelled: list[Request] = []  # to be failed once the runner was checked
-        self._sampled_at = np.zeros(max_num_seqs, dtype=np.int64)  # by slot: its row among the last step's tokens
+        self._sampled_at = np.zeros(max_num_seqs, dtype=np.int64)  # by slot: its index among the last step's tokens
 
     def submit(self, request: Request) -> None:
         """Takes a request, or fails it; its tokens and its failure are in the outputs."""

@@ -22,7 +22,7 @@ MANY_LOGPROBS = "many_logprobs"
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """One row of the table.
+    """One line of the table.
 
     name: in `needs` and `knows`. field: of a capsule, as a dotted path; any value but none and an empty one asks for
     the capability. words: what a client asks for by it. of_every_worker: every worker of this version has it, whatever
