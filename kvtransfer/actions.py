@@ -68,7 +68,7 @@ class Enqueue:
 
 @dataclass(frozen=True, slots=True)
 class PostRead:
-    """Have the transport do this read, and answer with `read_ended`."""
+    """Ask the transport to do this read, and answer with `read_ended`."""
 
     read: BlockRead
 

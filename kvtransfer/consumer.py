@@ -133,7 +133,7 @@ class Consumer:
                 self._progress.heard(producer)
 
     def stream_lost(self, producer: WorkerId, stream: StreamId, now: float) -> None:
-        """Has the handoffs of a control stream that broke wait for another one, for the grace."""
+        """Lets the handoffs of a control stream that broke wait for another one, for the grace."""
         if self._streams.get(producer) == stream:
             del self._streams[producer]
             self._progress.unheard(producer)

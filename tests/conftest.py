@@ -121,7 +121,7 @@ class TogetherScheduling(LoadScopeScheduling):  # type: ignore[misc]
         return next((group for start, group in TOGETHER.items() if nodeid.startswith(start)), nodeid)
 
     def _assign_work_unit(self, node: object) -> None:
-        """Has the first of several processes begin with what belongs together, from the end.
+        """Lets the first of several processes begin with what belongs together, from the end.
 
         Whole stacks wait more than they compute, so they run while the other processes compute, and not after them.
         """

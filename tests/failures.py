@@ -20,7 +20,7 @@ NAMES = [type(failure).__name__ for failure in FAILURES]
 
 @contextmanager
 def failing(where: str, failure: Exception, when: Callable[..., bool] = lambda *_: True) -> Iterator[list[int]]:
-    """Has the real function at a dotted name raise while the context lasts, where `when` says so of its arguments.
+    """Makes the real function at a dotted name raise while the context lasts, where `when` says so of its arguments.
 
     Gives the number of its failures, as the length of a list.
     """

@@ -112,7 +112,7 @@ redis.call('SET', KEYS[1], cmsgpack.pack(found), 'KEEPTTL')
 
 
 def age_packed(server: RedisServer, key: str, seconds: float) -> None:
-    """Has so much time pass for what the value of a key says of leases."""
+    """Lets so much time pass for what the value of a key says of leases."""
     server.admin.eval(_AGE, 1, key, seconds)
 
 
@@ -134,7 +134,7 @@ redis.call('SET', KEYS[1], kept, 'KEEPTTL')
 
 
 def step_limits(server: RedisServer, seconds: float) -> None:
-    """Has all times that Redis keeps of limits be later by so much, or earlier where it is below 0."""
+    """Sets all times that Redis keeps of limits later by so much, or earlier where it is below 0."""
     for key in server.admin.keys("baton:limits:*"):
         server.admin.eval(_STEP_LIMITS, 1, key, seconds)
 
@@ -147,7 +147,7 @@ end
 
 
 def step_leases(server: RedisServer, key: str, seconds: float) -> None:
-    """Has all leases of a sorted set, in ms, end later by so much, or earlier where it is below 0."""
+    """Lets all leases of a sorted set, in ms, end later by so much, or earlier where it is below 0."""
     server.admin.eval(_STEP_LEASES, 1, key, seconds)
 
 

@@ -179,7 +179,7 @@ def _drain(
         ),
     ] = None,
 ) -> None:
-    """Has a worker take no new work, finish or move what it has, and end; returns when it does."""
+    """Drains a worker: it takes no new work, finishes or moves what it has, and ends. Returns when it has ended."""
     from services.cli.drain import drain
 
     raise typer.Exit(drain(worker, timeout, mtls))
@@ -197,7 +197,7 @@ _UpHost = Annotated[
 
 @app.command(name="restart", cls=Command)
 def _restart(port: _UpPort = 8000, host: _UpHost = None) -> None:
-    """Has a running `baton up` replace its workers and its gateway, one by one, while it serves."""
+    """Tells a running `baton up` to replace its workers and its gateway, one by one, while it serves."""
     from services.cli.running import restart
 
     raise typer.Exit(restart(host, port))
@@ -216,7 +216,7 @@ def _scale(
     port: _UpPort = 8000,
     host: _UpHost = None,
 ) -> None:
-    """Has a running `baton up` start further workers, or drain and end some, while it serves."""
+    """Tells a running `baton up` to start further workers, or to drain and end some, while it serves."""
     from services.cli.running import scale
 
     raise typer.Exit(scale(numbers or [], host, port))

@@ -19,7 +19,7 @@ def restart(host: str | None, port: int) -> int:
 
 
 def scale(numbers: Sequence[str], host: str | None, port: int) -> int:
-    """Has such a `baton up` start or end workers; prints a line for each, and which there are then. Returns 0.
+    """Tells such a `baton up` to start or end workers; prints a line for each, and which there are then. Returns 0.
 
     numbers: each ROLE=N. Raises Refusal.
     """

@@ -135,7 +135,7 @@ def _longest(prefill: Worker, decode: Worker) -> int:
 
 
 async def _hand_off(gateway: Dispatcher, length: int, vocab_size: int) -> Handoff:
-    """Has a prompt of random tokens handed off. Raises GenerationError or HandoffFailed."""
+    """Asks for a handoff of a prompt of random tokens. Raises GenerationError or HandoffFailed."""
     tokens = np.random.default_rng().integers(vocab_size, size=length, dtype=np.int32)
     sampling = SamplingParams(max_tokens=_NUM_TOKENS, temperature=0.0, ignore_eos=True)
     request = GenerationRequest(f"doctor-{secrets.token_hex(8)}", (Capsule(tokens, length, sampling),), _REQUEST_S)

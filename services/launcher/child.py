@@ -135,7 +135,7 @@ class Supervisor:
                 return
 
     def retire(self) -> None:
-        """Has the child end as if cancelled; `run` returns when it has ended."""
+        """Ends the child as if cancelled; `run` returns when it has ended."""
         self._retired.set()
 
     def hurry(self) -> None:

@@ -78,14 +78,14 @@ class FreshConnection(SSLConnection):
 
 
 def use_fresh_connections(pool: ConnectionPool) -> None:
-    """Has a pool that makes TLS connections make fresh ones. No other pool is changed."""
+    """Tells a pool that makes TLS connections to make fresh ones. No other pool is changed."""
     if pool.connection_class is SSLConnection:
         pool.connection_class = FreshConnection
         pool.connection_kwargs["contexts"] = Contexts()
 
 
 def use_fresh_connections_of_cluster(cluster: RedisCluster) -> None:
-    """Has a cluster's client do likewise, before it is used: for its first nodes and those that it will find."""
+    """Tells a cluster's client to do likewise, before it is used: for its first nodes and those that it will find."""
     manager = cluster.nodes_manager
     if manager.connection_kwargs["connection_class"] is SSLConnection:
         contexts = Contexts()

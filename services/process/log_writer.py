@@ -42,7 +42,7 @@ class LogWriter:
         atexit.register(self.close)
 
     def put(self, line: str) -> None:
-        """Has a line written, soon. Never waits, never raises, and may be called within a garbage collection."""
+        """Queues a line, written soon. Never waits, never raises, and may be called within a garbage collection."""
         if self._lines.qsize() < MAX_WAITING_LINES and not self._closed:
             self._lines.put(line)
         else:

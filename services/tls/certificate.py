@@ -46,7 +46,7 @@ class Certificate:
     authorities: bytes | None = None  # None: the other side shows no certificate
 
     def load_into(self, context: ssl.SSLContext, password: str = "") -> None:
-        """Has a context show this certificate. Raises OSError.
+        """Loads this certificate into a context, which shows it to others. Raises OSError.
 
         password: of the key; empty: a key with a password is refused, not asked for.
         """
@@ -68,7 +68,7 @@ class Seen:
 
 
 def load_authorities(context: ssl.SSLContext, authorities: bytes) -> None:
-    """Has a context trust these authorities. Raises OSError."""
+    """Loads these authorities into a context, which trusts them. Raises OSError."""
     with as_file(authorities) as file:
         context.load_verify_locations(file)
 

@@ -32,7 +32,7 @@ class BlockLog:
         self._scheduled = False
 
     def subscribe(self, subscriber: Subscriber) -> None:
-        """Has it called with every change from now on."""
+        """Subscribes a function, which is called with every change from now on."""
         self._subscribers.append(subscriber)
 
     def append(self, events: CacheEvents) -> None:

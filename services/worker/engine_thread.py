@@ -75,7 +75,7 @@ class EngineThread:
         self._thread.start()
 
     def call(self, call: CoreCall) -> None:
-        """Has this called on the engine thread, between two steps. Calls from one thread keep their order."""
+        """Queues a call for the engine thread, between two steps. Calls from one thread keep their order."""
         self._inbox.put(call)
 
     def stop(self, timeout_s: float | None = None) -> bool:

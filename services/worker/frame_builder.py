@@ -47,7 +47,7 @@ class PendingFrames:
         self._embedded.setdefault(embedded.id.gateway, []).append(embedded)
 
     def tell_load(self) -> None:
-        """Has all gateways told of the load in the next frames."""
+        """Puts the load into the next frames of all gateways."""
         self._greeted |= self.gateways
 
     def take(self, make_load: Callable[[], Load], *, to_all: bool) -> dict[GatewayId, Frame]:

@@ -73,7 +73,7 @@ class Connected:
             return pool.submit(run).result()
 
     def ask_as_stranger(self, targets: list[str]) -> str:
-        """Has a stranger come to ports, HOST:PORT, and returns what `tests.e2e.strangers` prints."""
+        """Sends a stranger to ports, HOST:PORT, and returns what `tests.e2e.strangers` prints."""
         command = [sys.executable, "-m", "tests.e2e.strangers", *targets]
         run = partial(subprocess.run, command, stdout=subprocess.PIPE, text=True, check=True, timeout=200)
         return self.on(_STRANGER, run).stdout

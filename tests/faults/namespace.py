@@ -69,7 +69,7 @@ def linked_network(name: str, address: str) -> Iterator[Callable[[], None]]:
 
 
 def pose_as_another_host(boot_id: Path) -> None:
-    """Has this process, which has one thread yet, and those that it starts see the kernel of another host.
+    """Shows this process, which has one thread yet, and those that it starts the kernel of another host.
 
     Its boot id is what the file says, and it has no ports for RDMA: these belong to all networks of a machine.
     """
@@ -90,7 +90,7 @@ def num_sent(name: str) -> int:
 
 
 def lose_packets(percent: int, ports: Iterable[int]) -> None:
-    """Has this network lose so many of the packets from and to these TCP ports; 0: none any more."""
+    """Makes this network lose so many of the packets from and to these TCP ports; 0: none any more."""
     assert shutil.which("nft"), "nft is missing: apt install nftables"
     chosen = ", ".join(map(str, ports))
     rules = [f"tcp {end} {{ {chosen} }} numgen random mod 100 < {percent} counter drop" for end in ("dport", "sport")]

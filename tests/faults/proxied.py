@@ -9,7 +9,7 @@ from tests.e2e.stack import Stack, wait_until, worker_ports
 
 
 class ProxiedStack(Stack):
-    """Has a proxy before each worker, through which gateways and other workers reach it."""
+    """A stack with a proxy before each worker, through which gateways and other workers reach it."""
 
     proxies: dict[str, Proxy]
 

@@ -30,7 +30,7 @@ def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
 
 @pytest.fixture(scope="module")
 def up(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpStack]:
-    """Has a directory with the model of its own."""
+    """A stack over a directory with the model of its own."""
     directory = tmp_path_factory.mktemp("own")
     stack = UpStack(Path(shutil.copytree(model, directory / "model")), directory)
     with stack.running():

@@ -12,10 +12,10 @@ from tests.faults.rows import long, row
 
 
 class LossyStack(Stack):
-    """Has a network of its own."""
+    """A stack in a network of its own."""
 
     def heal(self) -> None:
-        """Has no packet lost any more."""
+        """Ends the loss of packets."""
         lose_packets(0, [])
         super().heal()
 

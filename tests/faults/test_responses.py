@@ -63,7 +63,7 @@ def stack(running: ProxiedStack) -> ProxiedStack:
 
 @contextlib.contextmanager
 def slow(stack: Stack) -> Iterator[None]:
-    """Has the workers stand still most of the time."""
+    """Makes the workers stand still most of the time."""
     over = threading.Event()
 
     def stand_still() -> None:

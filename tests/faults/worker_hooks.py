@@ -14,7 +14,7 @@ _DAY_S = 86_400.0
 
 
 def fail_on_poison() -> None:
-    """Has the engine fail in the step that computes a poisonous prompt."""
+    """Makes the engine fail in the step that computes a poisonous prompt."""
     from services.engine.engine import Engine
     from services.engine.schedulers.base import StepPlan
 
@@ -30,7 +30,7 @@ def fail_on_poison() -> None:
 
 
 def hang_on_signal() -> None:
-    """Has the engine hang for ever in its first step after FAULT_SIGNAL, while the rest of the process goes on."""
+    """Makes the engine hang for ever in its first step after FAULT_SIGNAL, while the rest of the process goes on."""
     from services.engine.engine import Engine
     from services.engine.schedulers.base import StepPlan
 
@@ -46,7 +46,7 @@ def hang_on_signal() -> None:
 
 
 def speak_version(major: int, minor: int) -> None:
-    """Has the worker say that it speaks another version of the protocol."""
+    """Makes the worker say that it speaks another version of the protocol."""
     from services.protocol.messages import WorkerHello
     from services.worker import gateway_servicer
 
@@ -55,7 +55,7 @@ def speak_version(major: int, minor: int) -> None:
 
 
 def jump_on_signal(told: Path) -> None:
-    """Has the wall clock of the process go a day back, and with the next FAULT_SIGNAL two days ahead.
+    """Sets the wall clock of the process a day back, and with the next FAULT_SIGNAL two days ahead.
 
     told: gets a line for each jump.
     """

@@ -54,6 +54,17 @@ def test_a_docstring_begins_with_a_verb_or_a_noun():
     assert begun == []
 
 
+def test_a_docstring_says_who_does_what():
+    """`Has X done` leaves open who does it: `Asks Y to do X`, or `Does X`."""
+    begun = [
+        f"{module.path}:{line} {text.splitlines()[0]}"
+        for module in modules(*PACKAGES)
+        for line, text in module.docstrings()
+        if text.split()[0] in ("Has", "Have")
+    ]
+    assert begun == []
+
+
 def test_a_docstring_refers_to_another_one_only_by_its_name():
     """`See X.` names an interface, ours or one that the module imports, so that a reader finds its words there."""
     names = {node.name for module in modules(*PACKAGES) for node in module.classes()}

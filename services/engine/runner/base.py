@@ -102,7 +102,7 @@ class SamplingBatch:
         return self.only_likeliest and masks is not None and masks.settle is not None
 
     def begin_masks(self) -> None:
-        """Has the masks computed, if there are any, while the model runs."""
+        """Starts the computation of the masks, if there are any, while the model runs."""
         if self.edits is not None and self.edits.masks is not None:
             self.edits.masks.begin()
 

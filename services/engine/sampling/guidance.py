@@ -185,7 +185,7 @@ class _StepMasks:
         self._followed = self._thread.submit(follow, self._rows)
 
     def begin(self) -> None:
-        """Has all masks computed on the guidance thread."""
+        """Starts the computation of all masks on the guidance thread."""
         self._filled = self._thread.submit(self._fill, self._rows)
 
     def bits(self) -> np.ndarray:

@@ -141,7 +141,7 @@ class BatchState:
         return request
 
     def ask_grammar(self, request: Request) -> bool:
-        """Has the grammar of a request's answer compiled, if it has one; False: too many grammars wait for that."""
+        """Asks for the compilation of a request's grammar, if it has one; False: too many grammars wait for that."""
         if text := request.capsule.sampling.grammar:
             assert self.guidance is not None
             request.grammar = self.guidance.grammars.ask(text, request.party)
@@ -156,7 +156,7 @@ class BatchState:
         return self.guidance.ready(request.grammar)
 
     def leave_grammar(self, request: Request) -> None:
-        """Has the grammar of a request that is over not compiled for it."""
+        """Withdraws the demand of a request that is over for the compilation of its grammar."""
         if request.grammar is not None:
             assert self.guidance is not None
             self.guidance.grammars.leave(request.grammar, request.party)

@@ -22,7 +22,7 @@ class Branches:
         self._of: dict[int, list[int]] = {}  # by the slot of a prompt with branches: their slots
 
     def add(self, prompt: int, slots: list[int]) -> None:
-        """Has the branches in these slots wait for the prompt in the slot `prompt`."""
+        """Notes that the branches in these slots wait for the prompt in the slot `prompt`."""
         self._of[prompt] = slots
 
     def of(self, slot: int) -> list[int]:
@@ -68,7 +68,7 @@ class Branches:
         return self._of.pop(prompt, [])
 
     def remove(self, prompt: int, slot: int) -> None:
-        """Has a prompt computed without the branch in `slot`."""
+        """Takes the branch in `slot` out of those that wait for a prompt."""
         self._of[prompt].remove(slot)
 
     def check(self) -> None:

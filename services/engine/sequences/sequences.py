@@ -242,9 +242,10 @@ class Sequences:
         self.batch.close(slot)
 
     def _leave_prompt(self, request: Request, slot: int) -> None:
-        """Has the prompt of a waiting branch computed without it, unless the prompt's own slot is being freed.
+        """Takes a waiting branch out of those that wait for its prompt, unless the prompt's own slot is being freed.
 
-        Without its last branch, nobody wants a prompt. One that is handed off is its state machine's to end.
+        A prompt whose last branch has left is freed: nobody wants it. A prompt that is handed off stays: the state
+        machine of its handoff ends it.
         """
         assert request.parent is not None
         prompt = self.requests.slot_of(request.parent)

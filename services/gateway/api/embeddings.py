@@ -73,7 +73,7 @@ class EmbeddingRunner:
         return Resolved(request, model)
 
     async def run(self, asked: Resolved[EmbeddingRequest], record: RequestRecord, terms: Terms) -> EmbeddingAnswer:
-        """Has workers embed the inputs. Raises ApiError."""
+        """Asks workers to embed the inputs, and collects what they answer. Raises ApiError."""
         record.parsed, request = monotonic(), asked.request
         await terms.caller.check(record)
         prompts = await self._inputs.prompts(request, await self._limits(request))

@@ -66,7 +66,7 @@ class Fleet:
         self.ever_known |= worker.hello.knows
 
     def change(self, worker: LiveWorker, news: WorkerNews) -> None:
-        """Has a worker's hello say what its news say."""
+        """Puts a worker's news into its hello."""
         worker.hello = replace(worker.hello, knows=news.knows, embedding_size=news.embedding_size)
         self.ever_known |= news.knows
 

@@ -138,7 +138,7 @@ class Placement:
         )
 
     def _wait_for_isolation(self, entry: LedgerEntry, demand: Demand, candidates: Sequence[Candidate]) -> None:
-        """Has an entry ask again soon where a suspect is in its way, or where it is one itself."""
+        """Lets an entry ask again soon where a suspect is in its way, or where it is one itself."""
         now = self._ledger.now()
         if demand.suspect:
             able = [worker for worker in candidates if fits(worker, demand) and runs_alone(worker, demand)]

@@ -22,7 +22,7 @@ class Relays:
         self._readers: list[Reader] = []
 
     def add(self, reader: "Reader") -> None:
-        """Has `hand_on` of this reader called soon."""
+        """Arranges that `hand_on` of this reader is called soon."""
         if not self._readers:
             asyncio.get_running_loop().call_soon(self._hand_on)
         self._readers.append(reader)

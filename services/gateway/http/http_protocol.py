@@ -64,7 +64,7 @@ class PendingWrites:
         self._connections: list[GatheringTransport] = []
 
     def add(self, connection: "GatheringTransport") -> None:
-        """Has `flush` of this connection called soon."""
+        """Arranges that `flush` of this connection is called soon."""
         if not self._connections:
             asyncio.get_running_loop().call_soon(self._flush)
         self._connections.append(connection)
@@ -330,7 +330,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
 
     def shutdown(self) -> None:
-        """Has the connection closed after the next answer's head that can say so, or when it was idle for IDLE_S.
+        """Lets the connection close after the next answer's head that can say so, or when it was idle for IDLE_S.
 
         uvicorn calls it when it stops. It would close idle connections, and those whose stream ends, at once.
         """

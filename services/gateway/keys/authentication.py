@@ -49,7 +49,7 @@ class Keys:
         self.use(file)
 
     def use(self, file: KeysFile | None) -> None:
-        """Has the keys of this file known from now on, beside the plain ones, and no others. On any thread."""
+        """Takes over the keys of this file, beside the plain ones: no others are known from now on. On any thread."""
         secret = new_secret() if file is None else file.secret
         # Of plain keys alone there is one tenant, which needs no salt of its own.
         owner = Caller() if file is None else Caller(salt=tenant_salt(secret, Caller().tenant))

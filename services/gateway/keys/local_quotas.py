@@ -55,7 +55,7 @@ class LocalQuotas:
         return taken
 
     def note(self, ask: Ask, taken: Taken) -> None:
-        """Has the key's buckets as full as this answer says, and counts the request as running if it was let in."""
+        """Fills the key's buckets as this answer says, and counts the request as running if it was let in."""
         now, counts = self._clock(), self._counts.setdefault(ask.key_id, _Counts())
         counts.requests_empty, counts.tokens_empty = now + taken.requests_s, now + taken.tokens_s
         if taken.refusal is None:
@@ -82,7 +82,7 @@ class LocalQuotas:
             counts.running.discard(ask.lease)
 
     def fill_up(self, key_id: str, other: "LocalQuotas") -> None:
-        """Has a key's buckets at least as full as another store has them, and all its requests run that run there."""
+        """Fills a key's buckets at least as another store has them, and counts all requests that run there as running."""
         if (theirs := other._counts.get(key_id)) is not None:
             ours = self._counts.setdefault(key_id, _Counts())
             ours.requests_empty = max(ours.requests_empty, theirs.requests_empty)

@@ -1,4 +1,4 @@
-"""Has jobs done by the forker's processes, each within its limits, and tenants fairly beside each other.
+"""Gives jobs to the forker's processes, each within its limits, and tenants fairly beside each other.
 
 A job is tried twice at most. First it has a short time, enough for all that clients ordinarily send; there are several
 turns for that, and none lasts. A job that is not done by then waits for a turn of the long kind, and begins again. So

@@ -1,4 +1,4 @@
--- Has the leases of requests that still run last longer. A lease that is not there is made again: the server lost it, or
+-- Makes the leases of requests that still run last longer. A lease that is not there is made again: the server lost it, or
 -- its clock was set forward. Not that of a request that was settled meanwhile.
 --
 -- KEYS[1]      running, as KEYS[3] of limits.lua

@@ -104,7 +104,7 @@ class WorkerCore:
         return stepped
 
     def grammar_compiled(self) -> None:
-        """Has requests admitted that waited for a grammar."""
+        """Lets requests be admitted that waited for a grammar."""
         self._state.may_admit = True
 
     # Outputs.

@@ -83,7 +83,7 @@ class CoreState:
             self.engine.sequences.free(id)
 
     def fail(self, id: AttemptId, failure: Failure, now: float) -> None:
-        """Has the gateway of an attempt told that it failed, and how far it had come."""
+        """Tells the gateway of an attempt that the attempt failed, and how far it had come."""
         self.times.report(id, self.frames, now)
         self.frames.fail(id.gateway, failure)
 

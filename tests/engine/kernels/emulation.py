@@ -63,7 +63,7 @@ def emulate(name: str) -> ctypes.CDLL | None:
 
 
 def _replace(instructions: dict[str, Build]) -> None:
-    """Has some of LLVM's intrinsics built by other functions."""
+    """Replaces the functions that build some of LLVM's intrinsics."""
     from services.engine.kernels.cpu import intrinsics
 
     of_processor = intrinsics.call_intrinsic

@@ -18,7 +18,7 @@ _assembly: dict[str, str] = {}
 
 
 def keep_assembly() -> None:
-    """Has this process compile all kernels itself from now on, and keep what they are compiled to."""
+    """Tells this process to compile all kernels itself from now on, and to keep what they are compiled to."""
     from services.engine.kernels.cpu import code_store, compiled
 
     symbol_of, object_code = compiled._symbol, compiled._object_code

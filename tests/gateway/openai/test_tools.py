@@ -64,7 +64,7 @@ async def client(api: Api) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 def write(api: Api, text: str, per_token: bool = True, finish: FinishReason = FinishReason.STOP) -> list[int]:
-    """Has the model write a text, and then its EOS where it stops."""
+    """Makes the model write a text, and then its EOS where it stops."""
     tokens = api.tokens(text) + ([1] if finish is FinishReason.STOP else [])
     api.generator.script = Script((delta_per_token if per_token else one_delta)(tokens, finish))
     return tokens

@@ -11,7 +11,7 @@ from triton.runtime import interpreter
 
 
 def remember_builtins() -> None:
-    """Has the interpreter look for built-in members once for each part of the language, for the whole process."""
+    """Lets the interpreter look for built-in members once for each part of the language, for the whole process."""
     names: dict[Any, list[str]] = {}
 
     def patch_builtin(part: Any, builder: object, scope: Any) -> None:

@@ -31,7 +31,7 @@ class _Running:
 
 
 class GrammarChecks:
-    """Has grammars followed for one token before they are sent to workers, in processes that have limits.
+    """Follows grammars for one token before they are sent to workers, in processes that have limits.
 
     What was found is kept, of those that were refused as well. All of a tenant who ask for one grammar at a time wait
     for one job; tenants do not, since the job of another may be behind all else of that tenant.

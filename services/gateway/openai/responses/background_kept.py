@@ -45,7 +45,7 @@ class BackgroundResponses:
     async def leased(
         self, tenant: str, response_id: str, conversation: Sequence[Item], cancel: Callable[[], None]
     ) -> AsyncIterator["BackgroundResponse"]:
-        """Has the lease on a response during the `async with` block. Raises ApiError.
+        """Keeps the lease on a response during the `async with` block. Raises ApiError.
 
         cancel: called when the response is to end: another gateway was asked to cancel it, or took it for lost.
         """
@@ -95,7 +95,7 @@ class BackgroundResponse:
         self._unended = packed
 
     async def note_progress(self, response: Mapping[str, Any]) -> None:
-        """Has the new status of the response kept soon."""
+        """Notes the new status of the response, which is kept soon."""
         self._unended = await self._packed_unended(response)
         self._progressed.set()
 

@@ -90,7 +90,7 @@ class KeptResponses:
                 raise not_found(response_id)
 
     async def ask_for_end(self, tenant: str, response_id: str) -> None:
-        """Has the gateway that generates a response in the background cancel it soon. Raises ApiError."""
+        """Asks the gateway that generates a response in the background to cancel it soon. Raises ApiError."""
         assert self._store is not None  # it has the response
         with _translated():
             await self._store.ask_for_end(tenant, response_id)

@@ -32,7 +32,7 @@ class RunningResponse:
         return cut_short(self._cancelled.wait, ResponseCancelled)
 
     def cancel(self) -> None:
-        """Has the generation end, if it has not ended already; `ended` is set when it has."""
+        """Ends the work on the response, if it has not ended already; `ended` is set when it has."""
         self._cancelled.set()
 
     def note_change(self) -> None:
@@ -57,7 +57,7 @@ class RunningResponses:
     def added(
         self, tenant: str, response_ids: Sequence[str], described: Mapping[str, Any]
     ) -> Iterator[RunningResponse]:
-        """Has a response found by each of its ids during the `with` block. Of two with one id the newer is found."""
+        """Makes a response known by each of its ids during the `with` block. Of two with one id the newer is found."""
         keys = [(tenant, response_id) for response_id in response_ids]
         running = RunningResponse(described)
         self._running.update(dict.fromkeys(keys, running))

@@ -34,7 +34,7 @@ async def client(api: Api) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 def say(api: Api, text: str, finish: FinishReason = FinishReason.STOP) -> None:
-    """Has the next answers be this text, a token at a time. The token that stops a sequence is not text."""
+    """Makes this text the next answers, a token at a time. The token that stops a sequence is not text."""
     tokens = api.tokens(text)
     api.generator.script = Script(
         delta_per_token([*tokens, 1] if finish is FinishReason.STOP else tokens, finish, cached_tokens=4)
