@@ -136,7 +136,7 @@ class EngineConfig:
             "attention makes of a row does not depend on its batch. Default: as is fastest for the batch.",
         ),
     ] = None
-    # The place among the workers of one `baton up`, to which the launcher deals out the machine's GPUs.
+    # The worker's place among those of one `baton up`: by it, the workers share the machine's GPUs.
     worker_index: int = 0
     num_workers: int = 1
 

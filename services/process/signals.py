@@ -36,7 +36,7 @@ def leave_to_parent() -> None:
 
 
 def on_ending_signals(drain: Callable[[], object], end: Callable[[], object]) -> None:
-    """Tells the event loop to call `drain` at the first signal that ends this process, and `end` at each further one."""
+    """Makes the event loop call `drain` at the first signal that ends this process, and `end` at each further one."""
     told = False
 
     def on_signal() -> None:

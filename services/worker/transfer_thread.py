@@ -1,10 +1,14 @@
 """The transfer thread: the only one that touches the transports.
 
-A worker may have several, and reads each producer by one of them. They are polled often while somebody waits for a
-read, and for a while after a consumer came, whose first read of us connects only if we take part. Later reads do
-without us where gets are one-sided, so while blocks of ours may be read they are polled less often, for a worker that
-has to connect again, and rarely otherwise: also while reads in quarantine are open, for which nobody waits, be it for
-minutes. To wake up costs 20 us on a small machine: at the fastest pace, 5 % of a core.
+A worker may have several transports, and reads each producer by one of them. It polls them
+
+    often        while somebody waits for a read, and for a while after a consumer came: the consumer's first read of
+                 this worker's blocks connects only if this worker takes part
+    less often   while this worker's blocks may be read: where gets are one-sided, further reads do without this worker,
+                 but a consumer may have to connect again
+    rarely       otherwise, also while reads in quarantine are open: nobody waits for these, which may last minutes
+
+To wake up costs 20 us on a small machine: at the fastest pace, 5 % of a core.
 """
 
 import threading

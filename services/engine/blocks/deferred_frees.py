@@ -39,7 +39,8 @@ class DeferredFrees:
     def free(self, blocks: np.ndarray, *, touches_above: bool = False) -> None:
         """Frees int32[n] blocks, tail first, once no step under way can use them.
 
-        touches_above: the blocks above them in the cache were freed before, and are to be evicted after them.
+        touches_above: the blocks above these in the cache were freed before them; they count as used now, so that they
+        are evicted after them.
         """
         if self.steps_under_way:
             self._waiting.append((self._num_launched, blocks, touches_above))

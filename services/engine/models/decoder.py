@@ -21,7 +21,9 @@ from services.engine.models.parts import Turn
 from services.engine.models.rope import inverse_frequencies, magnitude, rotation
 from services.engine.models.weights import DecoderWeights
 
-_MAX_RECORDED_TOKENS = 160  # longer steps are long beside the way from Python into each kernel, or run by rows
+# Longer steps are not recorded: they run by rows, or their kernels take so long that a call from Python for each kernel
+# adds little.
+_MAX_RECORDED_TOKENS = 160
 _MIN_NARROWED_TOKENS = _MAX_RECORDED_TOKENS + 1  # recorded or not, shorter steps compute the same to the bit
 
 

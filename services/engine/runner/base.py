@@ -26,11 +26,11 @@ class TokenMasks:
     A runner begins the masks and takes their bits; or it settles the tokens that would come without masks, and takes
     the masks of those rows alone for which that fails.
 
-    begin: has the masks computed while the model runs.
+    begin: starts the computation of the masks, while the model runs.
     bits: waits for them, and returns uint32[M, ceil(vocab / 32)], lowest bit first; 1: may.
     settle: gets the likeliest of all tokens for each row, int[M]. Where a row may choose one token only, it puts that
-    one in its place. Returns masks of the rows whose token must not come, or None if there are none. None instead of
-    it: masks have to be taken.
+    one in its place. Returns masks of the rows whose token must not come, or None where all tokens may come. Masks that
+    cannot be settled have no `settle`: their bits have to be taken.
     """
 
     rows: np.ndarray  # int64[M]

@@ -225,8 +225,8 @@ class _StepMasks:
 def _settled(row: GuidedRow, likeliest: int) -> int | None:
     """Returns the token that a row gets, which its matcher then has followed; None: only a mask can say.
 
-    A mask leaves the one token by which the tokenizer would write text that the grammar forces, although the matcher
-    takes others that begin it. So what is forced is looked at first.
+    The matcher takes any token that begins a text which the grammar forces; a mask leaves one alone, by which the
+    tokenizer would write that text. So that both ways give the same token, forced tokens are looked at first.
     """
     if row.sequence.allowed is not None or len(row.banned) or len(row.never):
         return None

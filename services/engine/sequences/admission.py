@@ -13,7 +13,8 @@ from services.engine.sequences.cache_nodes import CacheNodes
 from services.engine.sequences.request import Branch, Kind, Request
 from services.engine.sequences.request_table import RequestTable
 
-# A bound on waiting in vain, by the length of what is to be computed: a guess of a worker's rate, which none measures.
+# A request waits for a prefix that another sequence computes about as long as it would compute its own tokens at this
+# rate, and no longer. The rate is a guess: no worker measures its own.
 _TOKENS_A_WAITED_SECOND = 2000.0
 
 
@@ -69,11 +70,11 @@ class Admitter:
         return Admission.ADMITTED
 
     def _waits_for(self, match: Match, request: Request, now: float) -> bool:
-        """True when another sequence computes or receives the request's next block, and gets on at least as fast.
+        """True when another sequence computes or receives the request's next block, and is expected to be sooner.
 
-        Of two handoffs of one prompt the later may have the faster producer: it waits for the earlier one as long as
-        that has as many blocks announced. A prompt that is to be computed here waits for blocks that are announced; for
-        others only about as long as computing takes.
+        A handoff waits for an earlier handoff of the same prompt while the earlier one has at least as many blocks
+        announced; else its own producer is the faster one. A prompt that is to be computed here waits for blocks that a
+        producer has announced; for other blocks it waits only about as long as computing them takes.
         """
         if not match.next_is_pending:
             return False

@@ -3,7 +3,7 @@
 A request with branches occupies a slot for its prompt and one for each branch. For P prompt tokens and block size b:
 
     prompt's slot     [0 ─── full blocks, ⌊P / b⌋ ───┬─ last ]     last: partly filled, or empty for the next position
-    branches, waiting                                 [ own  ]     but the first, which will take over `last`
+    branches, waiting                                 [ own  ]     the first one has none: it takes over `last`
     branches, forked  [────── the same blocks ───────┬─ own  ]     own: a copy of `last`
 """
 

@@ -42,8 +42,9 @@ class Candidate:
     id: WorkerId
     address: str
     role: WorkerRole
-    pairs_by: tuple[str, int]  # fingerprint, kv protocol: equal ones can hand over to each other ...
-    transports: frozenset[str]  # ... if they have one of these in common
+    # Two workers can hand over to each other if they have equal `pairs_by` and a transport in common.
+    pairs_by: tuple[str, int]  # fingerprint, kv protocol
+    transports: frozenset[str]
     block_size: int
     num_blocks: int
     max_model_len: int

@@ -82,7 +82,7 @@ class LocalQuotas:
             counts.running.discard(ask.lease)
 
     def fill_up(self, key_id: str, other: "LocalQuotas") -> None:
-        """Fills a key's buckets at least as another store has them, and counts all requests that run there as running."""
+        """Fills a key's buckets at least as another store has them, and counts all requests that run there."""
         if (theirs := other._counts.get(key_id)) is not None:
             ours = self._counts.setdefault(key_id, _Counts())
             ours.requests_empty = max(ours.requests_empty, theirs.requests_empty)

@@ -175,7 +175,7 @@ def _probes(parts: AppParts) -> Probes:
 
 
 def _document_routes(routes: Sequence[Route], parts: AppParts) -> list[Route]:
-    """Returns the routes that describe all `routes`, themselves among them."""
+    """Returns the routes of the documents, which describe `routes` and these routes themselves."""
     limits, page = parts.limits, docs_page()
     own = {"/openapi.json": operations.OPENAPI, "/docs": operations.DOCS}
     if page.files:

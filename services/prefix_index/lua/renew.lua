@@ -1,5 +1,5 @@
--- Makes the leases of requests that still run last longer. A lease that is not there is made again: the server lost it, or
--- its clock was set forward. Not that of a request that was settled meanwhile.
+-- Makes the leases of requests that still run last longer. A lease that is not there is made again: the server lost it,
+-- or its clock was set forward. The lease of a request that was settled meanwhile is not.
 --
 -- KEYS[1]      running, as KEYS[3] of limits.lua
 -- KEYS[2]...   the requests, as KEYS[4] of limits.lua

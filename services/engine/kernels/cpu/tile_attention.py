@@ -90,13 +90,19 @@ def _make_products(dtype: str, head_dim: int, block_size: int) -> TileProducts:
 def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
     """Makes the kernel for N tiles.
 
-    Arguments of the kernel: kv_heads; q and the elements from token to token in it; out [T, heads, head_dim] and lse,
-    float32[T, heads]; for the tiles' tokens, one tile after the other, int32 index in q, out and lse, and int32 number
-    of keys that the token sees; int32[N + 1] where each tile's tokens begin; int32[N] row of each tile's block table,
-    and int32[N] its first key, a multiple of block_size; block tables int32[R, ..] and their width; pool at the layer,
-    elements from block to block and from head to head; 1 when out and lse already hold the attention over the keys
-    before the first, else 0; how many keys a token sees at most, or 0; scale; `config` of the products; scratch_bytes
-    for each thread, on a 64-byte border.
+    Arguments of the kernel, by their names in `_ARG`. M: tokens of all tiles, one tile after the other.
+
+        kv_heads, scale, config     config: of the products
+        q, q_stride                 q_stride: elements from token to token in q
+        out, lse                    [T, heads, head_dim], float32[T, heads]
+        tokens, limits              int32[M], int32[M]: index in q, out and lse; number of keys that the token sees
+        starts                      int32[N + 1]: where each tile's tokens begin
+        rows, first_keys            int32[N], int32[N]: row of `tables`; first key, a multiple of block_size
+        tables, table_width         block tables, int32[R, table_width]
+        pool                        at the layer; block_stride, head_stride: elements from block to block, head to head
+        begun                       1: out and lse hold the attention over the keys before the first one; else 0
+        window                      how many keys a token sees at most; 0: all
+        scratch                     scratch_bytes for each thread, on a 64-byte border
     """
     as_pairs, products = arithmetic_of(dtype) is Arithmetic.PAIRS, _make_products(dtype, head_dim, block_size)
     read_rows = make_read_rows(dtype, head_dim, block_size, as_pairs=as_pairs)

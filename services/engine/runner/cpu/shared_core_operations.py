@@ -16,9 +16,10 @@ class SharedCoreOperations:
 
     A recorded step runs all its kernels in one call and adapts to nothing.
 
-    If rows are computed in blocks, all adjustments come before the blocks, some 10 ms of work for 2,048 tokens: threads
-    in excess then share the cores for that time, and take blocks when they run. Elsewhere, some matrix products lie
-    between any two operations.
+    Where rows are computed in blocks, the threads are adjusted once, before the first block; the blocks of 2,048 tokens
+    are some 10 ms of work. If other workers begin steps meanwhile, threads in excess share the cores with theirs for
+    that time, and take blocks when they run. Elsewhere, the threads are adjusted before each operation, and no more
+    than some matrix products lie between two operations.
     """
 
     def __init__(self, operations: HostOperations, cores: CoreShare) -> None:

@@ -61,7 +61,7 @@ class Attempt:
     queued_tokens: int  # prompt tokens that `plan.computes` has still to compute for this attempt
     predicted_cached: int | None  # None: another attempt of the group has the prediction, so that it counts once
     sent_at: float  # on the ledger's clock
-    to_compute: int  # tokens that `plan.computes` computes until this attempt's first one, queued ones included
+    to_compute: int  # tokens that `plan.computes` computes until this attempt's first token: also of prompts before it
     start: int  # length of the sequence that it starts from
     suspect: bool  # see Retries
     record: AttemptRecord  # of all attempts of the group

@@ -107,7 +107,8 @@ class Ledger:
     def start(self, entries: Sequence[LedgerEntry], plan: Plan, blocks: Sequence[BlockHash] = ()) -> AttemptRecord:
         """Starts the next attempt of entries that have the same tokens: allocates handles and sends them in one step.
 
-        blocks: full blocks of the prompt that `plan.computes` computes for it, and for no attempt before it.
+        blocks: full blocks of the prompt that the worker `plan.computes` computes for this attempt. Blocks that it
+        computes for an earlier attempt are not among them.
         Returns the attempt's record, which the request has too.
         """
         assert self.highest_handle + handles_needed(len(entries)) <= MAX_HANDLE
