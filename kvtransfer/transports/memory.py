@@ -84,7 +84,7 @@ class MemoryFabric:
     def _join(self, transport: "MemoryTransport") -> None:
         with self._lock:
             if transport.worker_id in self._members:
-                raise TransportError(f"incarnation {transport.worker_id:016x} is on this fabric already")
+                raise TransportError(f"worker {transport.worker_id:016x} is on this fabric already")
             self._members[transport.worker_id] = transport
 
     def _leave(self, transport: "MemoryTransport") -> None:

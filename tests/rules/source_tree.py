@@ -39,6 +39,24 @@ class Module:
             if isinstance(node, ast.Module | ast.ClassDef | Function) and (text := ast.get_docstring(node)):
                 yield node.body[0].lineno, text
 
+    def texts(self) -> Iterator[tuple[int, str]]:
+        """String literals that people may read, with their lines: those with a space, docstrings aside.
+
+        A literal without a space is a name, such as a field of a message. Pieces of an f-string come one by one.
+        """
+        bodies = (node.body for node in ast.walk(self.tree) if isinstance(node, ast.Module | ast.ClassDef | Function))
+        described = {id(body[0].value) for body in bodies if body and isinstance(body[0], ast.Expr)}
+        for node in ast.walk(self.tree):
+            match node:
+                case ast.Constant(value=str(text)) if " " in text and id(node) not in described:
+                    yield node.lineno, text
+
+    def logged_names(self) -> Iterator[tuple[int, str]]:
+        """Names of the values that lines of the log have, with their lines."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("log."):
+                yield from ((node.lineno, keyword.arg) for keyword in node.keywords if keyword.arg)
+
     def classes(self) -> Iterator[ast.ClassDef]:
         """All classes, nested ones too."""
         return (node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef))

@@ -1,5 +1,6 @@
-"""Words that the glossary abolishes are in no identifier, docstring, comment, metric or page."""
+"""Words that the glossary abolishes are in no identifier, docstring, comment, message, metric or page."""
 
+import ast
 import io
 import re
 import tokenize
@@ -11,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from services.gateway.metrics import GatewayMetrics
-from tests.rules.source_tree import ROOT, defined_names, modules
+from tests.rules.source_tree import ROOT, Module, defined_names, modules
 
 GLOSSARY = ROOT / "docs" / "glossary.md"
 PACKAGES = ("services", "kvtransfer")  # benchmarks have peers, which are other servers
@@ -60,6 +61,23 @@ def test_no_docstring_or_comment_has_one():
         texts = [*module.docstrings(), *_comments((ROOT / module.path).read_text())]
         found += [f"{module.path}:{line} {words}" for line, text in texts if (words := phrases_in(text))]
     assert found == []
+
+
+def test_no_message_has_one():
+    """Lines of the log with their values' names, errors, help: whatever the code has as text."""
+    found = []
+    for module in modules(*PACKAGES):
+        texts = [*module.texts(), *module.logged_names()]
+        found += [f"{module.path}:{line} {words}" for line, text in texts if (words := phrases_in(text))]
+    assert found == []
+
+
+def test_messages_are_read():
+    """The pieces of an f-string too, and the names of what is logged; no docstring."""
+    source = '''"""A peer."""\nlog.info(f"{a} of a peer", peer=1)\nraise E("no " "incarnation")\nx["incarnation"]'''
+    module = Module("m.py", ast.parse(source))
+    assert [phrases_in(text) for _, text in module.texts()] == [["incarnation"], ["peer"]]
+    assert [name for _, name in module.logged_names()] == ["peer"]
 
 
 def test_no_metric_has_one():
