@@ -31,12 +31,13 @@ class Pace:
 def pace_engines() -> None:
     """Gives every engine of this process, which has none yet, the least time."""
     from services.engine.engine import Engine
+    from services.engine.launch import Launched
     from services.engine.schedulers.base import StepPlan
 
     launch, pace = Engine._launch, Pace()
 
-    def paced(engine: Engine, plan: StepPlan, on_computing: Callable[[], None] | None) -> None:
+    def paced(engine: Engine, plan: StepPlan, on_computing: Callable[[], None] | None) -> Launched:
         pace.keep()
-        launch(engine, plan, on_computing)
+        return launch(engine, plan, on_computing)
 
     setattr(Engine, "_launch", paced)  # noqa: B010  # mypy knows no methods that are replaced

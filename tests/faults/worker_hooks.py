@@ -16,15 +16,16 @@ _DAY_S = 86_400.0
 def fail_on_poison() -> None:
     """Makes the engine fail in the step that computes a poisonous prompt."""
     from services.engine.engine import Engine
+    from services.engine.launch import Launched
     from services.engine.schedulers.base import StepPlan
 
     launch = Engine._launch
 
-    def checked(engine: Engine, plan: StepPlan, on_computing: Callable[[], None] | None) -> None:
+    def checked(engine: Engine, plan: StepPlan, on_computing: Callable[[], None] | None) -> Launched:
         batch = engine.sequences.batch
         if any(batch.request(int(slot)).capsule.token_ids[0] == POISON for slot in plan.slots):
             raise RuntimeError("a prompt that the engine cannot compute")
-        launch(engine, plan, on_computing)
+        return launch(engine, plan, on_computing)
 
     setattr(Engine, "_launch", checked)  # noqa: B010  # mypy knows no methods that are replaced
 
@@ -32,14 +33,15 @@ def fail_on_poison() -> None:
 def hang_on_signal() -> None:
     """Makes the engine hang for ever in its first step after FAULT_SIGNAL, while the rest of the process goes on."""
     from services.engine.engine import Engine
+    from services.engine.launch import Launched
     from services.engine.schedulers.base import StepPlan
 
     launch, hangs = Engine._launch, threading.Event()
 
-    def checked(engine: Engine, plan: StepPlan, on_computing: Callable[[], None] | None) -> None:
+    def checked(engine: Engine, plan: StepPlan, on_computing: Callable[[], None] | None) -> Launched:
         while hangs.is_set():
             time.sleep(1)
-        launch(engine, plan, on_computing)
+        return launch(engine, plan, on_computing)
 
     setattr(Engine, "_launch", checked)  # noqa: B010  # likewise
     signal.signal(FAULT_SIGNAL, lambda *_: hangs.set())
