@@ -66,7 +66,7 @@ def load(running: UpStack) -> Iterator[Load]:
     prompts = [clear_prompt(running.model, 80 + index, 50 + 10 * index, NUM_TOKENS) for index in range(4)]
     load = Load(running, prompts)
     load.top_up()
-    wait_until(lambda: any(stream.text for stream in load.streams), 60, "text")
+    wait_until(lambda: any(stream.text for stream in load.streams), 300, "text")
     yield load
     for stream in load.streams:
         stream.expect(running.model)
@@ -76,7 +76,7 @@ def load(running: UpStack) -> Iterator[Load]:
 
 def expect_workers(up: UpStack, prefill: int, decode: int) -> None:
     """So many processes run, and the gateway lists as many."""
-    wait_until(lambda: roles_at(up) == ["decode"] * decode + ["prefill"] * prefill, 30, "the workers at the gateway")
+    wait_until(lambda: roles_at(up) == ["decode"] * decode + ["prefill"] * prefill, 300, "the workers at the gateway")
     assert (len(up.pids_of("prefill")), len(up.pids_of("decode"))) == (prefill, decode)
     assert len(up.children()) == prefill + decode + 2  # the gateway, and Redis
 

@@ -35,12 +35,12 @@ class UpStack:
         self.process = self._baton(command)
         try:
             self.heal()
-            wait_until((self.directory / "baton" / f"{self.gateway.port}.sock").exists, 60, "the socket for commands")
+            wait_until((self.directory / "baton" / f"{self.gateway.port}.sock").exists, 300, "the socket for commands")
             yield
         finally:
             self.gateway.client.close()
             self.process.terminate()
-            assert self.process.wait(60) == 0
+            assert self.process.wait(300) == 0
 
     def heal(self) -> None:
         """Waits until everything runs, which is the launcher's work."""

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -60,13 +61,6 @@ class Stack:
         self._directory.cleanup()
 
 
-def assert_gone(children: list[psutil.Process], within_s: float) -> None:
-    deadline = time.monotonic() + within_s
-    while any(is_alive(child) for child in children):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def is_alive(process: psutil.Process) -> bool:
     """A zombie is not: whoever adopted it has only not looked yet."""
     try:
@@ -77,8 +71,36 @@ def is_alive(process: psutil.Process) -> bool:
 
 def ask(stack: Stack, command: str = "restart") -> list[str]:
     """What a command says."""
+    return list(answers(stack, command))
+
+
+def answers(stack: Stack, command: str = "restart") -> Iterator[str]:
+    """The lines of what a command says, as they come."""
     wait_for(lambda: listens(stack.control))  # the socket is there a moment before it is listened at
-    return list(control.ask(stack.control, command))
+    yield from control.ask(stack.control, command)
+
+
+class Client(threading.Thread):
+    """A client that gives a command and waits for its end, beside the test."""
+
+    def __init__(self, stack: Stack, command: str = "restart") -> None:
+        super().__init__(daemon=True)
+        self.said: list[str] = []  # so far
+        self.failure: control.CommandFailed | None = None
+        self._lines = answers(stack, command)
+        self.start()
+
+    def run(self) -> None:
+        try:
+            for line in self._lines:
+                self.said.append(line)
+        except control.CommandFailed as failure:
+            self.failure = failure
+
+    def wait(self) -> None:
+        """Returns when the command has ended."""
+        self.join(300)
+        assert not self.is_alive(), "the command does not end"
 
 
 def listens(path: Path) -> bool:
@@ -87,7 +109,7 @@ def listens(path: Path) -> bool:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

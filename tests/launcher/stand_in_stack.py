@@ -3,13 +3,12 @@
 stand_in_stack.py CONTROL WORKER_PORT GATEWAY_PORT [manner of the worker] prints a line for each event, for a test to
 read. CONTROL: the path of the socket for commands. The gateway has no successor; the worker's, and workers that are
 started later, have the manner that the file `manner` beside CONTROL says, if there is one. There is no room for more
-where a file `full` says why.
+where a file `full` says why. A worker of the manner `late` waits until there is a file `known`.
 """
 
 import asyncio
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -53,18 +52,20 @@ class Printer:
 def stand_in(name: str, port: int, manner: str) -> ChildSpec:
     command = (sys.executable, str(STAND_IN), str(port), manner)
     probe = gateway_ready(f"http://127.0.0.1:{port}")
-    return ChildSpec(name, command, late(probe) if manner == "late" else probe)
+    return ChildSpec(name, command, probe)
 
 
 class Workers:
     """Makes workers of the manner that the file says."""
 
     def __init__(self, directory: Path) -> None:
-        self._manner, self._full = directory / "manner", directory / "full"
+        self._manner, self._full, self._known = (directory / name for name in ("manner", "full", "known"))
 
     def first(self, name: str, place: Place, port: int, manner: str) -> ChildSpec:
         successor = lambda: self.first(name, place, port, self._next_manner())
-        return replace(stand_in(name, port, manner), successor=successor, place=place)
+        spec = stand_in(name, port, manner)
+        probe = late(spec.probe, self._known) if manner == "late" else spec.probe
+        return replace(spec, probe=probe, successor=successor, place=place)
 
     def later(self, places: Sequence[Place]) -> list[ChildSpec]:
         return [
@@ -80,12 +81,11 @@ class Workers:
         return self._manner.read_text() if self._manner.exists() else ""
 
 
-def late(probe: Probe) -> Probe:
-    """The probe, which for a while says what the child waits for."""
-    until = time.monotonic() + 1.5
+def late(probe: Probe, known: Path) -> Probe:
+    """The probe, which says what the child waits for until there is a file at a path."""
 
     async def waiting(pid: int) -> bool | NotYet | NeverReady:
-        return NotYet("nobody knows it") if time.monotonic() < until else await probe(pid)
+        return await probe(pid) if known.exists() else NotYet("nobody knows it")
 
     return waiting
 
@@ -112,5 +112,6 @@ def main(control: Path, worker_port: int, gateway_port: int, manner: str) -> int
 
 if __name__ == "__main__":
     child._LONG_S = 0.5
+    child._LAST_WORDS_S = 300.0
     path, first_port, second_port, *rest = sys.argv[1:]
     sys.exit(main(Path(path), int(first_port), int(second_port), rest[0] if rest else ""))

@@ -171,7 +171,7 @@ def test_command_lines_have_role_and_port_and_no_secret() -> None:
 
 def test_a_process_without_a_parent_s_configuration_says_so() -> None:
     command = [sys.executable, "-m", "services.cli", "gateway", "--port", "1", child_config.FLAG]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     refusal = "baton: --config-from-parent is for processes that `baton up` starts\n"
     assert (result.returncode, result.stdout, result.stderr) == (1, "", refusal)
 

@@ -70,7 +70,7 @@ class Running:
         return sum(each[: len(event)] == event for each in self.screen.events)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(300):
             while not condition():
                 await asyncio.sleep(0.005)
 
@@ -130,14 +130,21 @@ async def test_a_child_that_cannot_be_executed_is_started_when_it_can(tmp_path: 
 async def test_a_child_that_cannot_be_executed_at_its_first_start_is_tried_again_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(child_module, "_PATIENCE_S", 3600.0)
     with failing("asyncio.create_subprocess_exec", FAILURES[0], first(3)):
         async with running(tmp_path) as stack:
             assert stack.count("died", "worker") == 1
-    monkeypatch.setattr(child_module, "_PATIENCE_S", 0.05)
     never = Supervisor(child("never", {}), {}, screen := Screen(), backoff(), 30.0)
-    with failing("asyncio.create_subprocess_exec", FAILURES[0]), pytest.raises(ChildFailed, match="cannot be run"):
-        await asyncio.wait_for(never.run(), 30)
-    assert len(screen.events) == 1
+
+    def exhausts_patience(*_: object) -> bool:
+        if len(failed) == 3:
+            monkeypatch.setattr(child_module, "_PATIENCE_S", 0.0)
+        return True
+
+    cannot = failing("asyncio.create_subprocess_exec", FAILURES[0], exhausts_patience)
+    with cannot as failed, pytest.raises(ChildFailed, match="cannot be run"):
+        await asyncio.wait_for(never.run(), 300)
+    assert (len(failed), len(screen.events)) == (4, 1)
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=NAMES)
@@ -179,7 +186,7 @@ async def test_a_socket_for_commands_that_cannot_be_made_is_made_later(tmp_path:
     with failing("asyncio.start_unix_server", failure) as failed:
         starting = running(tmp_path)
         entering = asyncio.create_task(starting.__aenter__())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(300):
             while len(failed) < 3:
                 await asyncio.sleep(0.005)
     stack = await entering

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import grpc
+import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
@@ -15,6 +16,12 @@ from services.launcher import readiness
 from tests.gateway.scripted_worker import worker_hello
 
 OTHERS = {"127.0.0.1:2": 'it serves model "b", this gateway a', "127.0.0.1:3": "protocol 9"}
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes whose answer is asserted wait for it however busy the machine is."""
+    monkeypatch.setattr(readiness, "_TIMEOUT_S", 300.0)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,8 @@ from services.launcher.control import CommandFailed
 from services.process import lifeline
 
 
-async def test_a_refusal_is_one_sentence(tmp_path: Path) -> None:
+async def test_a_refusal_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "_LIMIT_S", 300.0)
     engine = EngineConfig(model=random_model.made(), kv_memory_bytes=1 << 50)
     environment = os.environ | lifeline.environment()
     with pytest.raises(CommandFailed, match=r"^there is no room for more workers: the model's weights in .* are free$"):
@@ -21,6 +22,7 @@ async def test_a_refusal_is_one_sentence(tmp_path: Path) -> None:
 
 async def test_where_room_cannot_be_found_out_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     config = RoomConfig(engine=EngineConfig(model=Path("/nowhere")), indexes=(0,))
+    monkeypatch.setattr(room, "_LIMIT_S", 300.0)
     with pytest.raises(CommandFailed, match="/nowhere"):
         await room.check(config, os.environ)
     monkeypatch.setattr(room, "_LIMIT_S", 0.0)

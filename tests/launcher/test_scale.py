@@ -1,7 +1,6 @@
 """`baton scale` at a launcher that is a real process, over stand-ins that die real deaths."""
 
 import re
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import psutil
 import pytest
 
 from services.launcher import control
-from tests.launcher.launched import Stack, ask, asking, is_alive, living, wait_for
+from tests.launcher.launched import Client, Stack, ask, asking, is_alive, living, wait_for
 
 ALONE = "0 prefill; 1 decode (worker)"
 
@@ -111,19 +110,11 @@ def test_a_worker_that_does_not_start_ends_its_command_and_changes_nothing(stack
 
 def test_a_worker_that_dies_while_it_starts_ends_its_command(stack: Stack) -> None:
     stack.control.with_name("manner").write_text("slow")
-    failures: list[control.CommandFailed] = []
-
-    def scale() -> None:
-        with pytest.raises(control.CommandFailed) as failed:
-            ask(stack, "scale decode=2")
-        failures.append(failed.value)
-
-    client = threading.Thread(target=scale)
-    client.start()
+    client = Client(stack, "scale decode=2")
     wait_for(lambda: bool(later(stack)))
     later(stack)[0].kill()
-    client.join(60)
-    assert str(failures[0]).startswith("decode-1 did not start: ")
+    client.wait()
+    assert str(client.failure).startswith("decode-1 did not start: ")
     assert ask(stack, "scale") == [ALONE]
 
 
@@ -131,18 +122,16 @@ def test_a_worker_that_dies_while_it_drains_has_ended_and_meanwhile_other_comman
     stack.control.with_name("manner").write_text("deaf")
     ask(stack, "scale decode=2")
     (leaving,) = later(stack)
-    said: list[str] = []
-    client = threading.Thread(target=lambda: said.extend(ask(stack, "scale decode=1")))
-    client.start()
+    client = Client(stack, "scale decode=1")
     stack.read_until("line decode-1 told to end")
     for command in ("restart", "scale prefill=1"):
         with pytest.raises(control.CommandFailed, match=r"^another command is under way$"):
             ask(stack, command)
     assert is_alive(leaving)
     leaving.kill()
-    client.join(60)
-    assert said[0].startswith("decode-1 has ended, ")
-    assert said[1:] == [ALONE]
+    client.wait()
+    assert client.said[0].startswith("decode-1 has ended, ")
+    assert client.said[1:] == [ALONE]
 
 
 def test_a_client_that_leaves_ends_what_is_not_ready(stack: Stack) -> None:
@@ -156,24 +145,18 @@ def test_a_client_that_leaves_ends_what_is_not_ready(stack: Stack) -> None:
 
 def test_a_name_is_free_only_when_the_worker_that_had_it_is_gone(stack: Stack) -> None:
     """A client leaves while a worker drains; the next command waits for that one."""
-    manner, said = stack.control.with_name("manner"), list[str]()
-
-    def scale() -> None:
-        for line in control.ask(stack.control, "scale decode=2"):
-            said.append(line)
-
+    manner = stack.control.with_name("manner")
     manner.write_text("deaf")
     ask(stack, "scale decode=2")
     (leaving,) = later(stack)
     with asking(stack, "scale decode=1"):
         stack.read_until("line decode-1 told to end")
     manner.unlink()
-    client = threading.Thread(target=scale)
-    client.start()
-    wait_for(lambda: bool(said))
+    client = Client(stack, "scale decode=2")
+    wait_for(lambda: bool(client.said))
     leaving.kill()
-    client.join(60)
-    assert said == [
+    client.wait()
+    assert client.said == [
         "decode-1 of an earlier command has not ended yet: waiting for it",
         "0 prefill; 2 decode (worker, decode-1)",
     ]
@@ -200,20 +183,12 @@ def test_a_stack_that_ends_while_it_is_scaled_ends_all_and_says_so() -> None:
     try:
         stack.read_until("all ready")
         stack.control.with_name("manner").write_text("slow")
-        failures: list[control.CommandFailed] = []
-
-        def scale() -> None:
-            with pytest.raises(control.CommandFailed) as failed:
-                ask(stack, "scale decode=3")
-            failures.append(failed.value)
-
-        client = threading.Thread(target=scale)
-        client.start()
+        client = Client(stack, "scale decode=3")
         wait_for(lambda: len(later(stack)) == 2)
         children = living(stack)
         stack.process.terminate()
-        client.join(60)
-        assert str(failures[0]) == "baton up ended before it had answered"
+        client.wait()
+        assert str(client.failure) == "baton up ended before it had answered"
         stack.read_until("ended")
         assert not any(map(is_alive, children))
     finally:
