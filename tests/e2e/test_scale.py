@@ -15,6 +15,9 @@ from tests.e2e.stack import Gateway, Stack, wait_until
 from tests.e2e.streaming import NUM_TOKENS, Streaming
 from tests.faults.up import UpStack
 
+# tests/launcher/test_scale.py has the command over stand-ins, in a short time.
+pytestmark = pytest.mark.long
+
 STREAMS = 3
 
 
@@ -93,7 +96,6 @@ def test_workers_come_and_go_under_load_and_no_request_notices(running: UpStack,
     expect_workers(running, 0, 1)
 
 
-@pytest.mark.long
 def test_workers_come_and_go_again_and_again_beside_restarts(running: UpStack, load: Load):
     load.scale("prefill=1", "decode=1")
     for _ in range(2):

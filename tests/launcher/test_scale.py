@@ -1,6 +1,9 @@
 """`baton scale` at a launcher that is a real process, over stand-ins that die real deaths."""
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +11,7 @@ import psutil
 import pytest
 
 from services.launcher import control
-from tests.launcher.launched import Client, Stack, ask, asking, is_alive, living, wait_for
+from tests.launcher.launched import ROOT, Client, Stack, ask, asking, is_alive, living, wait_for
 
 ALONE = "0 prefill; 1 decode (worker)"
 
@@ -62,6 +65,29 @@ def test_a_later_worker_is_replaced_and_started_again_as_those_of_the_start_are(
     assert stack.read_until("died") == "died prefill-0 signal 9, Killed"
     stack.read_until("ready prefill-0")
     assert len(living(stack)) == 3
+    assert ask(stack, "scale prefill=0")[-1] == ALONE
+
+
+def baton_scale(stack: Stack, directory: Path, number: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of the command, which finds the socket in a directory."""
+    runtime = directory / "baton"
+    if not runtime.exists():
+        runtime.mkdir(mode=0o700)
+        (runtime / "8000.sock").symlink_to(stack.control)
+    command = [sys.executable, "-m", "services.cli", "scale", number]
+    environment = os.environ | {"XDG_RUNTIME_DIR": str(directory)}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    return result.returncode, result.stdout, result.stderr
+
+
+def test_the_command_prints_what_it_is_told_and_ends_with_1_where_it_went_no_further(
+    stack: Stack, tmp_path: Path
+) -> None:
+    assert baton_scale(stack, tmp_path, "prefill=1") == (0, "1 prefill (prefill-0); 1 decode (worker)\n", "")
+    assert len(later(stack)) == 1
+    code, said, refused = baton_scale(stack, tmp_path, "decode=0")
+    assert (code, said) == (1, "")
+    assert refused.startswith("baton: the scaling went no further: decode=0: every request ends at a decode worker")
     assert ask(stack, "scale prefill=0")[-1] == ALONE
 
 
