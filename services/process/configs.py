@@ -35,7 +35,7 @@ from services.protocol.model_files.base import ModelError
 from services.protocol.model_files.info import SAMPLING_RANGES, sampling_defaults
 
 MAX_API_KEY = 512  # characters
-OWN_PATHS = ("/v1", "/docs", "/inference")  # beginnings of the API's paths with several parts
+OWN_PATHS = ("/v1", "/v2", "/docs", "/inference")  # beginnings of the API's paths with several parts
 
 # Panels of the help text.
 _MODEL, _ADDRESSES, _SECURITY = "Model", "Addresses and ports", "Keys, TLS and who may connect"

@@ -24,6 +24,7 @@ from services.worker.core.state import CoreOutputs
 from services.worker.engine_thread import EngineThread
 
 BATCH, BLOCK_SIZE, STEPS, VOCAB = 32, 4, 40, 1 << 16
+WINDOWS = 3  # of STEPS: what a step leaves, it leaves in each
 
 
 class DecodingWorker:
@@ -65,6 +66,19 @@ class DecodingWorker:
             pack_worker_message(frame).SerializeToString()
 
 
+def kept_of(worker: DecodingWorker) -> int:
+    """Counts the objects that rounds leave, with those that other threads of the process made meanwhile."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(gc.get_objects())
+        for _ in range(STEPS):
+            worker.round()
+        return len(gc.get_objects()) - before
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize(
     "sampling",
@@ -76,14 +90,6 @@ def test_a_steady_step_leaves_no_object_that_the_collector_tracks(sampling: dict
     worker = DecodingWorker(depth, sampling)
     for _ in range(2 * BLOCK_SIZE):
         worker.round()
-    gc.collect()
-    gc.disable()
-    try:
-        before = len(gc.get_objects())
-        for _ in range(STEPS):
-            worker.round()
-        kept = len(gc.get_objects()) - before
-    finally:
-        gc.enable()
+    kept = min(kept_of(worker) for _ in range(WINDOWS))
     assert worker.num_evicted
     assert kept < STEPS // 4, f"{kept / STEPS} objects a step stay"
