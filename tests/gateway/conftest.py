@@ -7,7 +7,7 @@ import pytest
 
 from services.gateway.side import processes
 
-_PATIENCE_S = 600.0
+_PATIENCE_S = 120.0
 
 
 @pytest.fixture(scope="session", autouse=True)
