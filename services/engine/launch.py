@@ -128,7 +128,6 @@ class Launched:
     is_last: np.ndarray | None  # bool[N]: its sequence reaches its greatest length with it; None: none does
     scored: ScoredRows | None
     embedded: np.ndarray | None  # int64[P], the slots of prompts that are pooled
-
     inputs: np.ndarray | None  # int32[N], the queries' own tokens; None: no row has several tokens
 
     @classmethod

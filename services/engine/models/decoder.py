@@ -128,7 +128,8 @@ class Decoder:
         assert self._last is not None
         last = len(self._weights.layers) - 1
         normed = self._end(last - 1, x, attended)
-        self._attention.write(plan, last, *self._last[1].forward(normed, turn, self._operations))
+        k, v = self._last[1].forward(normed, turn, self._operations).chunk(2, dim=1)
+        self._attention.write(plan, last, k, v)
         return normed
 
     def _by_rows(self, x: Tensor, body: Callable[[], Rows]) -> Rows:

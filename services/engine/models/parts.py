@@ -49,11 +49,11 @@ class GatedMlp:
 
     @property
     def is_kernels(self) -> bool:
-        """See `Mlp`."""
+        """Returns True if kernels compute both products."""
         return self.gate_up.is_kernel and self.down.is_kernel
 
     def forward(self, x: Tensor, operations: Operations) -> Tensor:
-        """See `Mlp`."""
+        """Maps [T, hidden] to [T, hidden]."""
         return self.down(self.gate_up.gated(x, operations.silu_mul))
 
 
@@ -71,7 +71,7 @@ class ReluMlp:
         return False
 
     def forward(self, x: Tensor, operations: Operations) -> Tensor:
-        """See `Mlp`."""
+        """Maps [T, hidden] to [T, hidden]."""
         return self.down(functional.relu(self.up(x)))
 
 
@@ -91,12 +91,12 @@ class GroupedAttention:
 
     @property
     def is_kernels(self) -> bool:
-        """See `Mlp`."""
+        """Returns True if kernels compute all products: see `Operations.by_rows`."""
         return self.qkv.is_kernel and self.output.is_kernel
 
     @property
     def width(self) -> int:
-        """See `Mlp`."""
+        """Returns how many numbers the heads of Q, K and V of a token have together."""
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
     def begin(self, x: Tensor, turn: Turn, rotate_and_write: RotateAndWrite) -> tuple[Tensor, Tensor, Tensor]:
@@ -108,46 +108,34 @@ class GroupedAttention:
         """Maps what the queries found, [T, heads, head_dim], to [T, hidden]."""
         return self.output(attended.flatten(1))
 
-    def halves(self) -> "tuple[Queries, Keys] | None":
+    def halves(self) -> "tuple[SomeHeads, SomeHeads] | None":
         """Returns Q, and K with V, as parts of their own that share the weights; None: they are computed together."""
         q_width, norm = self.num_heads * self.head_dim, self.qk_norm
         q, kv = self.qkv.columns(0, q_width), self.qkv.columns(q_width, self.width)
         if q is None or kv is None:
             return None
         q_norm, k_norm = (None, None) if norm is None else (norm[: self.num_heads], norm[self.num_heads :])
-        return Queries(q, q_norm, self.head_dim, self.eps), Keys(kv, k_norm, self.head_dim, self.eps)
+        return (
+            SomeHeads(q, self.num_heads, q_norm, self.head_dim, self.eps),
+            SomeHeads(kv, self.num_kv_heads, k_norm, self.head_dim, self.eps),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Queries:
-    """The Q of an attention."""
+class SomeHeads:
+    """The heads of an attention's Q, or of its K and V, of which the first ones are rotated."""
 
-    q: Linear
-    norm: Tensor | None  # [heads, head_dim]
+    heads: Linear  # hidden -> heads * head_dim
+    num_rotated: int
+    norm: Tensor | None  # [num_rotated, head_dim]
     head_dim: int
     eps: float
 
     def forward(self, x: Tensor, turn: Turn, operations: Operations) -> Tensor:
-        """Returns q of x, [T, hidden]: [T, heads, head_dim]."""
-        q = self.q(x).unflatten(1, (-1, self.head_dim))
-        operations.rotate(q, *turn, self.norm, self.eps)
-        return q
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Keys:
-    """The K and V of an attention."""
-
-    kv: Linear
-    norm: Tensor | None  # [kv_heads, head_dim]
-    head_dim: int
-    eps: float
-
-    def forward(self, x: Tensor, turn: Turn, operations: Operations) -> tuple[Tensor, Tensor]:
-        """Returns k and v of x, [T, hidden]: [T, kv_heads, head_dim]."""
-        k, v = self.kv(x).unflatten(1, (-1, self.head_dim)).chunk(2, dim=1)
-        operations.rotate(k, *turn, self.norm, self.eps)
-        return k, v
+        """Maps [T, hidden] to [T, heads, head_dim]."""
+        heads = self.heads(x).unflatten(1, (-1, self.head_dim))
+        operations.rotate(heads[:, : self.num_rotated], *turn, self.norm, self.eps)
+        return heads
 
 
 def load_gated_mlp(tensors: Tensors, config: DecoderConfig, prefix: str) -> GatedMlp:

@@ -20,7 +20,7 @@ from services.gateway.api.served_models import Resolved
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.limits import Limits
 from services.gateway.http.rendered import rendered
-from services.gateway.http.streams import EventSink, collected
+from services.gateway.http.streams import collected, stream_events
 
 _FEW_BYTES = 16 << 10  # of a body, which become messages in a millisecond or two
 
@@ -48,7 +48,7 @@ class Messages:
                 self._runner.run(asked, exchange.record, terms) as updates,
             ):
                 if request.stream:
-                    await _stream(exchange, updates, MessageEvents(head, request.shows_thinking))
+                    await stream_events(exchange, updates, MessageEvents(head, request.shows_thinking))
                 else:
                     await _answer_whole(exchange, updates, head, request.shows_thinking)
 
@@ -85,18 +85,6 @@ class Messages:
             raise unsupported(own_name(name, request))
         of_chat = (own_name(name, request) for name in self._runner.dialect.ignored_fields(chat))
         return request, chat, ignored_fields((*request.unknown_fields(), *of_chat), self._limits.strict_fields)
-
-
-async def _stream(exchange: Exchange, updates: Updates, events: MessageEvents) -> None:
-    # The status waits for the first token: until then, an error can still be one.
-    update = await updates.next()
-    await exchange.start_events()
-    sink = EventSink(exchange.stream, updates, events.take, events.text)
-    sink.unwritten = events.opening(updates.usage()) + events.take(update)
-    while not updates.done:
-        await exchange.write(sink.unwritten)
-        await updates.relay(sink)
-    await exchange.end_events(sink.unwritten + events.closing(updates.usage()))
 
 
 async def _answer_whole(exchange: Exchange, updates: Updates, head: Head, shows_thinking: bool) -> None:

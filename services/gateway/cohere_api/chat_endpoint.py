@@ -16,7 +16,7 @@ from services.gateway.cohere_api.chat_translation import CohereChat, chat_fields
 from services.gateway.cohere_api.errors import CHAT_NAMES, in_words_of_cohere, own_name
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.limits import Limits
-from services.gateway.http.streams import EventSink, collected
+from services.gateway.http.streams import collected, stream_events
 
 _FEW_BYTES = 16 << 10  # of a body, which become messages in a millisecond or two
 _FEW_UPDATES = 128  # are joined in a millisecond
@@ -42,7 +42,7 @@ class CohereChats:
                 self._runner.run(asked, exchange.record, terms) as updates,
             ):
                 if asked.request.stream:
-                    await _stream(exchange, updates)
+                    await stream_events(exchange, updates, ChatEvents(exchange.record.request_id))
                 else:
                     await self._answer_whole(exchange, updates, bool(asked.request.logprobs))
 
@@ -68,16 +68,3 @@ class CohereChats:
         long = len(taken) > _FEW_UPDATES
         answer = await self._side.run_if(long, whole_answer, taken, updates.usage(), answer_id, scored)
         await exchange.respond(200, orjson.dumps(answer))
-
-
-async def _stream(exchange: Exchange, updates: Updates) -> None:
-    # The status waits for the first token: until then, an error can still be one.
-    update = await updates.next()
-    await exchange.start_events()
-    events = ChatEvents(exchange.record.request_id)
-    sink = EventSink(exchange.stream, updates, events.take, events.text)
-    sink.unwritten = events.opening() + events.take(update)
-    while not updates.done:
-        await exchange.write(sink.unwritten)
-        await updates.relay(sink)
-    await exchange.end_events(sink.unwritten + events.closing(updates.usage()))

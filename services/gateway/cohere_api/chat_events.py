@@ -24,8 +24,8 @@ class ChatEvents:
         self._before_text: bytes | None = None  # the same where that block is text
         self._last: Update | None = None
 
-    def opening(self) -> bytes:
-        """The event before the first block."""
+    def opening(self, usage: Usage) -> bytes:
+        """The event before the first block, which says nothing of usage."""
         return event("message-start", {"id": self._id, "delta": {"message": {"role": "assistant"}}})
 
     def take(self, update: Update) -> bytes:

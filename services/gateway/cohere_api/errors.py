@@ -1,14 +1,14 @@
 """Errors in Cohere's form, and the names that its clients know fields by."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
 import orjson
 
 from services.gateway.api.errors import ApiError
-from services.gateway.api.records.limits_left import LimitLeft, limit_headers
+from services.gateway.http.envelope import OpenAIEnvelope
 
 # Chats' names of fields, and those of Cohere's requests, where they differ. Messages and tools have the same numbers in
 # both.
@@ -23,18 +23,8 @@ CHAT_NAMES = {
 }
 
 
-class CohereEnvelope:
-    """See Envelope."""
-
-    id_headers = ("x-request-id",)
-
-    def limit_headers(self, limits: Sequence[LimitLeft]) -> Sequence[tuple[str, str]]:
-        """See Envelope. Cohere names no headers for limits; these are OpenAI's."""
-        return limit_headers(limits)
-
-    def status(self, error: ApiError) -> int:
-        """See Envelope."""
-        return error.status
+class CohereEnvelope(OpenAIEnvelope):
+    """The envelope of Cohere's API, which names no headers for limits and for a request's id: these are OpenAI's."""
 
     def body(self, error: ApiError, request_id: str) -> bytes:
         """See Envelope."""

@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
-from services.gateway.api.answers.choice import Update
+from services.gateway.api.answers.choice import Update, Usage
 from services.gateway.api.answers.updates import Updates
+from services.gateway.http.exchange import Exchange
 from services.gateway.http.http_protocol import StreamWriter
 
 _UPDATES_AT_ONCE = 64  # take a millisecond
@@ -45,6 +47,35 @@ class EventSink:
     def take_text(self, choice: int, text: str) -> None:
         """See UpdateSink."""
         self._write(self._events_of_text(choice, text))
+
+
+class AnswerEvents(Protocol):
+    """Writes the events of an answer that is one choice."""
+
+    def opening(self, usage: Usage) -> bytes:
+        """The events before the first update. usage: as it is with the first token."""
+
+    def take(self, update: Update) -> bytes:
+        """The events of an update."""
+
+    def text(self, choice: int, text: str) -> bytes:
+        """The events of an update with text and nothing else: the short form of `take`."""
+
+    def closing(self, usage: Usage) -> bytes:
+        """The events after the last update."""
+
+
+async def stream_events(exchange: Exchange, updates: Updates, events: AnswerEvents) -> None:
+    """Answers with a stream of events. Raises GenerationError, ClientGone."""
+    # The status waits for the first token: until then, an error can still be one.
+    update = await updates.next()
+    await exchange.start_events()
+    sink = EventSink(exchange.stream, updates, events.take, events.text)
+    sink.unwritten = events.opening(updates.usage()) + events.take(update)
+    while not updates.done:
+        await exchange.write(sink.unwritten)
+        await updates.relay(sink)
+    await exchange.end_events(sink.unwritten + events.closing(updates.usage()))
 
 
 async def collected(updates: Updates) -> list[Update]:
