@@ -26,7 +26,9 @@ from services.protocol.outcomes import FailureCode
 from tests.checkpoints import plant, write_checkpoint
 from tests.engine.harness import Driven
 from tests.engine.oracle import Reference, possible_ranks, prompts_of
+from tests.engine.row_starts import assert_told_where_rows_begin
 from tests.engine.stepping import run_greedy
+from tests.engine.wide_logprobs import assert_right_beside_narrow_ones
 from tests.seeds import first_of
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -269,28 +271,12 @@ def test_a_check_passes_again_and_touches_no_block_of_the_pool(tmp_path: Path) -
 
 
 def test_all_of_the_vocabulary_beside_rows_with_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each token of prompt and answer, in parts of a step, some of which have such a row."""
+    """In parts of a step, some of which have such a row."""
     monkeypatch.setattr(gpu_runner, "_SCORED_AT_ONCE", 7)
     directory = write_checkpoint(tmp_path / "model")
-    reference, runner = Reference(directory), make_runner(directory)
-    scheduler = DecodeScheduler(64, prefill_chunk=32)
-    engine = Engine(runner, scheduler, max_num_seqs=4, max_model_len=64, eos_token_ids=(), pipeline_depth=1)
-    driven, prompts, vocab = Driven(engine), prompts_of([20, 9, 5]), runner.vocab_size
-    widths = (2, vocab, None)
-    handles = [
-        driven.submit(prompt, 4, num_logprobs=width, num_prompt_logprobs=width)
-        for prompt, width in zip(prompts, widths, strict=True)
-    ]
-    driven.run()
-    for handle, prompt, width in zip(handles, prompts, widths, strict=True):
-        tokens, logprobs = reference.run(prompt, 4)
-        assert driven.tokens[handle] == tokens
-        if width is None:
-            continue
-        found = [*driven.scores[handle], *driven.logprobs[handle]]
-        for entry, expected in zip(found, torch.cat([reference.scores(prompt), logprobs]), strict=True):
-            assert len(entry.top) == width
-            assert [value for _, value in entry.top] == pytest.approx(expected.topk(width).values.tolist(), abs=1e-4)
-            assert all(value == pytest.approx(float(expected[token]), abs=1e-4) for token, value in entry.top)
-            assert len({token for token, _ in entry.top}) == width
-    driven.assert_baseline()
+    assert_right_beside_narrow_ones(make_runner(directory), Reference(directory), depth=1)
+
+
+def test_a_forward_pass_is_told_where_rows_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = make_runner(write_checkpoint(tmp_path / "model"))
+    assert_told_where_rows_begin(runner, runner._model, monkeypatch)
