@@ -10,8 +10,10 @@ import random
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -29,6 +31,8 @@ _PORT_TIMEOUT_S = 10.0
 _LAST_LINES = 30
 # Below those that kernels deal out to outgoing connections, of which the tests make many, and beside `baton up`'s.
 _PORTS = range(10_000, 20_000)
+_MAX_CLAIMS = 512
+_claims: deque[int] = deque()  # descriptors of what `_claim` holds, the oldest first
 
 
 class ProcessError(Exception):
@@ -110,12 +114,15 @@ def http_ok(address: Address, path: str) -> Probe:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports of loopback that nobody listens on, chosen by chance: others may be choosing at the same time."""
+    """Finds different ports of loopback that nobody listens on, and that no other process gets from here meanwhile.
+
+    So a server that is killed and started again finds its port free. Raises ProcessError.
+    """
     found: list[int] = []
     for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
         if len(found) == count:
             return found
-        if _is_free(port):
+        if _claim(port) and _is_free(port):
             found.append(port)
     raise ProcessError(f"there are no {count} free ports")
 
@@ -139,6 +146,24 @@ async def _end(process: "subprocess.Popen[bytes]") -> None:
         with suppress(ProcessLookupError):  # nobody is left
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def _claim(port: int) -> bool:
+    """Claims a port by a name that only one socket of this machine can have; False: another process has claimed it.
+
+    A claim ends with this process, or when the process has _MAX_CLAIMS newer ones.
+    """
+    if sys.platform != "linux":  # other kernels know no such names
+        return True
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as claim:
+        try:
+            claim.bind(f"\0baton-port-{port}")
+        except OSError:
+            return False
+        _claims.append(claim.detach())
+    if len(_claims) > _MAX_CLAIMS:
+        os.close(_claims.popleft())
+    return True
 
 
 def _is_free(port: int) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import redis
 
-from services.launcher.ports import free_ports
+from loadtest.processes import free_ports
 from services.prefix_index.embedded import server_command
 from tests.machine import FAKETIME, faketime_library, require
 
@@ -21,7 +21,7 @@ _SLOTS = 16384
 def _free_port() -> int:
     """A port that is free, and so is the one 10,000 above, which a cluster's node takes as well."""
     while True:
-        (port,) = free_ports("127.0.0.1", 1)
+        (port,) = free_ports(1)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port + 10_000)):
             return port
 
