@@ -26,6 +26,7 @@ TOGETHER = {  # how node ids begin; tests of one value run in one process, so th
     "tests/clients/": "clients",
     "tests/e2e/test_demo_model.py": "demo model",
     "tests/e2e/": "workers",
+    "tests/rules/": "rules",
     "tests/faults/": "faults",
     "tests/helm/test_processes.py": "workers",
     "tests/helm/test_tls_processes.py": "workers",

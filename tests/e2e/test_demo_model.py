@@ -169,6 +169,7 @@ def num_handed_off(gateway: Gateway) -> float:
     return gateway.metric("baton_handoffs_total", outcome="completed")
 
 
+@pytest.mark.long
 def test_chats_are_answered_as_by_transformers(gateway: Gateway, oracle: Oracle) -> None:
     before = num_handed_off(gateway)
     chats = [[{"role": "user", "content": text}] for text in CHATS]

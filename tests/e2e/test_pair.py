@@ -92,9 +92,9 @@ def test_what_computes_the_workers_steps_is_visible(stack: Stack):
 @pytest.mark.parametrize(
     ("family", "shape"),
     [
-        ("qwen3", {"num_key_value_heads": 1, "head_dim": 32}),
+        pytest.param("qwen3", {"num_key_value_heads": 1, "head_dim": 32}, marks=pytest.mark.long),
         ("mistral", {"sliding_window": 24}),
-        ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
+        pytest.param("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}, marks=pytest.mark.long),
     ],
 )
 def test_other_families_equal_transformers_with_every_request_handed_off(

@@ -94,6 +94,7 @@ def test_a_background_response_is_seen_and_cancelled_at_another_gateway_and_fail
         other.wait_for_baseline()
 
 
+@pytest.mark.long
 def test_a_gateway_that_drains_finishes_what_runs_in_the_background_or_ends_it_in_words(llama: Path, tmp_path: Path):
     with running_redis(tmp_path) as server, running_stack(llama, redis_url=server.url) as stack:
         other = stack.gateway

@@ -173,6 +173,7 @@ def test_workers_refuse_certificates_of_another_authority(secure: SecureUp, tmp_
                 check(b"", timeout=60)
 
 
+@pytest.mark.long
 def test_restart_replaces_everything_with_tls(secure: SecureUp) -> None:
     """It was started with certificates, and asks with one."""
     up = secure.up

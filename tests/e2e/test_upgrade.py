@@ -121,6 +121,7 @@ def test_the_bytes_that_are_kept_are_those_of_the_older_version(older: Older):
     assert older.output_of(folder / "examples.py") == (folder / "vectors.json").read_text()
 
 
+@pytest.mark.long
 def test_an_upgrade_and_a_way_back_under_load_lose_nothing(older: Older, llama: Path):
     """Gateways and workers of both versions work with each other, and each version's workers are drained."""
     with _running(older, llama) as mixed:

@@ -53,6 +53,7 @@ def test_an_engine_one_step_ahead(card: Card, tmp_path: Path) -> None:
     assert card.captures
 
 
+@pytest.mark.long
 def test_penalties_and_bans(late_card: Card, tmp_path: Path) -> None:
     test_gpu_runner.test_penalties_and_bans_see_every_token(1, tmp_path)
 
@@ -122,6 +123,7 @@ def test_the_host_waits_for_a_step_when_it_takes_its_results(
             assert late_card.waits == []
 
 
+@pytest.mark.long
 def test_a_model_that_does_not_fit_is_refused(
     late_card: Card, allow_trial_steps: Callable[[], None], tmp_path: Path
 ) -> None:

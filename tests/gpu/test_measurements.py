@@ -79,6 +79,7 @@ def test_the_same_step_with_and_without_a_shared_prefix(model: BenchModel) -> No
     assert [row["times_faster"] for row in rows] == [1.0, pytest.approx(rows[0]["step_ms"] / rows[1]["step_ms"])]
 
 
+@pytest.mark.long
 def test_transformers_runs_the_same_shape(model: BenchModel) -> None:
     rows: Any = list(peer.measure(model, SHAPE, cells=[(2, 32)], prompt=32, rounds=1))
     assert [row["what"] for row in rows] == ["decode 2 x 32", "prefill 32"]

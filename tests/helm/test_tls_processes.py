@@ -48,6 +48,7 @@ def keys_file(directory: Path) -> bytes:
 
 
 @needs(REDIS)
+@pytest.mark.long
 def test_a_release_serves_over_tls_alone_and_takes_new_certificates(helm: Helm, tmp_path: Path):
     model, ports, authority = write_model(tmp_path / "tiny", "llama"), choose_ports(), Authority()
     secrets_named = {"keys__existingSecret": "keys", "keys__apiKeySecret": "test-key"}

@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -14,10 +15,17 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """One file of a package."""
+    """One file of a package. nodes: all of its tree, as `ast.walk` yields them."""
 
     path: str  # from the repository's root
     tree: ast.Module
+    nodes: tuple[ast.AST, ...]
+
+    @classmethod
+    def of(cls, path: str, source: str) -> "Module":
+        """Parses a file's source."""
+        tree = ast.parse(source)
+        return cls(path, tree, tuple(ast.walk(tree)))
 
     @property
     def name(self) -> str:
@@ -31,11 +39,11 @@ class Module:
 
     def functions(self) -> Iterator[Function]:
         """All functions and methods, nested ones too."""
-        return (node for node in ast.walk(self.tree) if isinstance(node, Function))
+        return (node for node in self.nodes if isinstance(node, Function))
 
     def docstrings(self) -> Iterator[tuple[int, str]]:
         """Docstrings with their lines."""
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Module | ast.ClassDef | Function) and (text := ast.get_docstring(node)):
                 yield node.body[0].lineno, text
 
@@ -44,29 +52,42 @@ class Module:
 
         A literal without a space is a name, such as a field of a message. Pieces of an f-string come one by one.
         """
-        bodies = (node.body for node in ast.walk(self.tree) if isinstance(node, ast.Module | ast.ClassDef | Function))
+        bodies = (node.body for node in self.nodes if isinstance(node, ast.Module | ast.ClassDef | Function))
         described = {id(body[0].value) for body in bodies if body and isinstance(body[0], ast.Expr)}
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             match node:
                 case ast.Constant(value=str(text)) if " " in text and id(node) not in described:
                     yield node.lineno, text
 
     def logged_names(self) -> Iterator[tuple[int, str]]:
         """Names of the values that lines of the log have, with their lines."""
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("log."):
+        for node in self.nodes:
+            if isinstance(node, ast.Call) and dotted(node.func).startswith("log."):
                 yield from ((node.lineno, keyword.arg) for keyword in node.keywords if keyword.arg)
 
     def classes(self) -> Iterator[ast.ClassDef]:
         """All classes, nested ones too."""
-        return (node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef))
+        return (node for node in self.nodes if isinstance(node, ast.ClassDef))
+
+
+def modules(*packages: str) -> Iterator[Module]:
+    """Yields every module of these packages."""
+    return chain.from_iterable(map(_modules, packages))
 
 
 @cache
-def modules(*packages: str) -> tuple[Module, ...]:
-    """Every module of these packages."""
-    files = sorted(file for package in packages for file in (ROOT / package).rglob("*.py"))
-    return tuple(Module(str(file.relative_to(ROOT)), ast.parse(file.read_text())) for file in files)
+def _modules(package: str) -> tuple[Module, ...]:
+    files = sorted((ROOT / package).rglob("*.py"))
+    return tuple(Module.of(str(file.relative_to(ROOT)), file.read_text()) for file in files)
+
+
+def dotted(node: ast.expr) -> str:
+    """Returns a name with dots, such as `os.path.join`, as it is written; empty: the expression is none."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (before := dotted(node.value)):
+        return f"{before}.{node.attr}"
+    return ""
 
 
 def num_lines(node: Function) -> int:
@@ -93,7 +114,7 @@ def public_methods(node: ast.ClassDef) -> list[str]:
 def imports(module: Module, *, everywhere: bool = False) -> set[str]:
     """Dotted names of what a module imports when it is loaded; `everywhere`: inside functions and for types too."""
     found: set[str] = set()
-    for node in ast.walk(module.tree) if everywhere else module.tree.body:
+    for node in module.nodes if everywhere else module.tree.body:
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -105,7 +126,7 @@ def imports(module: Module, *, everywhere: bool = False) -> set[str]:
 def defined_names(module: Module) -> set[str]:
     """Names that a module gives: of itself, its classes, functions, parameters, variables and attributes."""
     names = {module.path.rpartition("/")[2].removesuffix(".py")}
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         match node:
             case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 names.add(name)

@@ -93,7 +93,7 @@ def test_one_file_makes_channels_and_opens_ports_of_grpc():
     found = {
         module.path
         for module in modules("services", "kvtransfer")
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Attribute) and node.attr in calls
     }
     assert found == {"services/tls/grpc_ends.py"}

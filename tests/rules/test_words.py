@@ -1,6 +1,5 @@
 """Words that the glossary abolishes are in no identifier, docstring, comment, message, metric or page."""
 
-import ast
 import io
 import re
 import tokenize
@@ -75,7 +74,7 @@ def test_no_message_has_one():
 def test_messages_are_read():
     """The pieces of an f-string too, and the names of what is logged; no docstring."""
     source = '''"""A peer."""\nlog.info(f"{a} of a peer", peer=1)\nraise E("no " "incarnation")\nx["incarnation"]'''
-    module = Module("m.py", ast.parse(source))
+    module = Module.of("m.py", source)
     assert [phrases_in(text) for _, text in module.texts()] == [["incarnation"], ["peer"]]
     assert [name for _, name in module.logged_names()] == ["peer"]
 

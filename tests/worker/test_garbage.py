@@ -2,6 +2,7 @@
 
 import gc
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,17 @@ class DecodingWorker:
         self.num_evicted += outputs.block_events.tokens.count(None)
         for frame in outputs.frames.values():
             pack_worker_message(frame).SerializeToString()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_older() -> Iterator[None]:
+    """Leaves what other tests of this process keep, which can be millions of objects, out of what is counted."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()  # as the run began
 
 
 def kept_of(worker: DecodingWorker) -> int:

@@ -49,9 +49,11 @@ def in_float32() -> list[Isa]:
     ]
 
 
+PAIRS = [(isa, "bfloat16") for isa in runnable()] + [(isa, "float32") for isa in in_float32()]
+# Tests of engines and of whole stacks run the highest class, so others are tried with `--long` alone.
 CASES = [
-    *(pytest.param(isa, "float32", id=f"{isa.name}-float32") for isa in in_float32()),
-    *(pytest.param(isa, "bfloat16", id=f"{isa.name}-bfloat16") for isa in runnable()),
+    pytest.param(isa, dtype, id=f"{isa.name}-{dtype}", marks=() if number == 0 else pytest.mark.long)
+    for number, (isa, dtype) in enumerate(PAIRS)
 ]
 EACH = pytest.mark.parametrize(("isa", "dtype"), CASES)
 Prove = Callable[[Isa, str], Proof]
@@ -127,6 +129,7 @@ def is_made_of_products(assembly: str, isa: Isa, dtype: str) -> bool:
     return any(line.startswith(instruction) and register in line for line in multiply_adds(lines))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("isa", in_float32(), ids=lambda isa: isa.name)
 def test_greedy_tokens_in_float32_are_those_of_transformers(isa: Isa, model: Model, proof: Prove) -> None:
     found = proof(isa, "float32")
@@ -134,6 +137,7 @@ def test_greedy_tokens_in_float32_are_those_of_transformers(isa: Isa, model: Mod
     assert np.abs(log_softmax(found.logits) - model.logprobs).max() < FLOAT32_BOUND
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("dtype", "isas", "bound"),
     [("float32", in_float32(), FLOAT32_BOUND), ("bfloat16", runnable(), BFLOAT16_BOUND)],

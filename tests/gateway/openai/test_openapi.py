@@ -6,6 +6,7 @@ import time
 from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from tests.gateway.api_thread import api_in_thread
 from tests.gateway.openai.test_embeddings import deltas as embedding_deltas
 from tests.gateway.running_api import MODEL, Api, events, running_api
 from tests.gateway.scripted_generator import Script, delta_per_token
+from tests.seeds import first_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -104,15 +106,16 @@ async def test_every_endpoint_is_in_it_and_in_the_table_for_people(document: dic
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+@pytest.mark.parametrize("third", first_of(1, range(3)))  # of the operations
 async def test_every_answer_to_requests_drawn_from_it_is_one_that_it_describes(
-    base_url: str, document: dict[str, Any], mode: GenerationMode
+    base_url: str, document: dict[str, Any], mode: GenerationMode, third: int
 ):
     """What it refuses is refused, and the answers have the statuses, headers and fields that it says."""
     schema = schemathesis.openapi.from_dict(document)
     rejection = schema.config.checks.negative_data_rejection
     rejection.expected_statuses = [*rejection.expected_statuses, "413"]  # some of what is drawn is larger than a body
     statuses = set()
-    for result in schema.get_all_operations():
+    for result in islice(schema.get_all_operations(), third, None, 3):
         operation: Any = result.ok()  # type: ignore[union-attr]  # an Err would fail here
         if mode is GenerationMode.NEGATIVE and not operation.body:
             continue
