@@ -5,6 +5,7 @@ The registry is the caller's.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -21,7 +22,9 @@ from services.process.log_writer import LogWriter
 from services.protocol.frames import Load
 from services.protocol.messages import WorkerHello
 
-_TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
+PairNames = tuple[str, str]  # the addresses of a prefill and a decode worker
+
+TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
 _ITL_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
 _LOAD_GAUGES = {  # by field of Load
     "available_blocks": ("baton_blocks_available", "Free or evictable blocks."),
@@ -31,12 +34,14 @@ _LOAD_GAUGES = {  # by field of Load
     "draining": ("baton_worker_draining", "1: it takes no new work, and ends soon."),
     "computed_tokens": ("baton_worker_computed_tokens", "Tokens that its steps computed since it started."),
     "not_finite": ("baton_worker_not_finite", "Requests since it started whose numbers were not finite."),
+    "evicted_blocks": ("baton_worker_evicted_blocks", "Cached blocks since it started whose room was needed."),
     "gc_collections": ("baton_worker_gc_collections", "Garbage collections since it started."),
     "gc_pause_us": ("baton_worker_gc_pause_microseconds", "How long they stopped it, in all."),
 }
 _WORKER_INFO = "1 for each worker; kernels: what computes its steps, a class of processors, torch or cuda."
 _WORKER_REFUSED = "1 for each worker that does not fit this gateway, as one of another model, and why."
 _PAIR_TRANSPORT = "1 for each pair of workers: by which transport its last handoff moved blocks, and why by this one."
+_PAIR_HANDOFFS = "Attempts at a pair of live workers, by their end: completed, or failed."
 _PAIR_TOTALS = {  # by field of Moved
     "num_bytes": ("baton_pair_kv_bytes", "KV bytes that the decode worker of a pair read from its prefill worker."),
     "reading_s": ("baton_pair_reading_seconds", "Time of handoffs in which such reads were open, added up."),
@@ -48,7 +53,7 @@ PHASES = (
     *("read", "tokenize", "wait", "lookup", "place", "wire", "queue", "prefill", "deliver"),
     *("handoff", "generate"),
 )
-_DURATION_BUCKETS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
+DURATION_BUCKETS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
 
 
 class GatewayMetrics:
@@ -66,11 +71,11 @@ class GatewayMetrics:
             "baton_cached_tokens", "Prompt tokens that no attempt computed.", registry=registry
         )
         self.ttft = _seconds(
-            "baton_ttft_seconds", "From a request's arrival to its first token.", _TTFT_BUCKETS, registry
+            "baton_ttft_seconds", "From a request's arrival to its first token.", TTFT_BUCKETS, registry
         )
         self.tokens = TokenMetrics()
         registry.register(self.tokens)
-        self.duration = _seconds("baton_e2e_seconds", "Whole requests.", _DURATION_BUCKETS, registry)
+        self.duration = _seconds("baton_e2e_seconds", "Whole requests.", DURATION_BUCKETS, registry)
         self.phases = PhaseMetrics()
         registry.register(self.phases)
         about = "Requests refused before any work was done."
@@ -80,16 +85,16 @@ class GatewayMetrics:
         self._ends = Counter("baton_attempt_ends", about, ["reason"], registry=registry)
         about = "Where requests were sent, and what decided it."
         self._plans = Counter("baton_plans", about, ["plan", "why"], registry=registry)
-        self._handoffs = Counter("baton_handoffs", "Attempts at a pair, by their end.", ["outcome"], registry=registry)
+        self.handoffs = Counter("baton_handoffs", "Attempts at a pair, by their end.", ["outcome"], registry=registry)
         about = "Handoffs that a worker reported as failed, by its reason."
         self._handoff_failures = Counter("baton_handoff_failures", about, ["reason"], registry=registry)
         self._predicted = Counter("baton_cached_tokens_predicted", "Promised by the prefix index.", registry=registry)
         self._actual = Counter("baton_cached_tokens_actual", "Found by the workers, of the same.", registry=registry)
-        self._moved = Counter("baton_kv_bytes_moved", "KV bytes read from other workers.", registry=registry)
+        self.moved = Counter("baton_kv_bytes_moved", "KV bytes read from other workers.", registry=registry)
         self._loads = WorkerLoads()
         registry.register(self._loads)
-        self._pairs = PairReads()
-        registry.register(self._pairs)
+        self.pairs = PairHandoffs()
+        registry.register(self.pairs)
 
     def num_in_flight(self) -> int:
         """Counts the requests that are being answered."""
@@ -122,15 +127,17 @@ class GatewayMetrics:
 
     def blocks_moved(self, prefill: str, decode: str, moved: Moved) -> None:
         """See LedgerObserver."""
-        self._pairs.add(prefill, decode, moved)
+        self.pairs.add((prefill, decode), moved)
 
-    def handoff_ended(self, outcome: str) -> None:
+    def handoff_ended(self, outcome: str, pair: PairNames) -> None:
         """See LedgerObserver."""
-        self._handoffs.labels(outcome).inc()
+        self.handoffs.labels(outcome).inc()
+        self.pairs.note_ended(pair, outcome)
 
-    def handoff_failed(self, reason: EndReason) -> None:
+    def handoff_failed(self, reason: EndReason, pair: PairNames) -> None:
         """See LedgerObserver."""
         self._handoff_failures.labels(reason.name.lower()).inc()
+        self.pairs.note_failed(pair, reason)
 
     def cached_tokens(self, predicted: int, actual: int) -> None:
         """See LedgerObserver."""
@@ -149,7 +156,7 @@ class GatewayMetrics:
         """See DispatchObserver."""
         self._loads.kernels.pop((worker, role), None)
         self._loads.latest.pop((worker, role), None)
-        self._pairs.remove_worker(worker)
+        self.pairs.remove_worker(worker)
 
     def planned(self, workers: str, why: str) -> None:
         """See PlacementObserver."""
@@ -157,7 +164,7 @@ class GatewayMetrics:
 
     def kv_bytes_moved(self, count: int) -> None:
         """See DispatchObserver."""
-        self._moved.inc(count)
+        self.moved.inc(count)
 
 
 class ProcessMetrics:
@@ -168,7 +175,8 @@ class ProcessMetrics:
     ) -> None:
         self._registry = registry
         about = "How late a timer of the gateway's event loop was, ten times a second."
-        self.loop_pauses = _seconds("baton_gateway_loop_pause_seconds", about, _PAUSE_BUCKETS, registry)
+        self._loop_pauses = _seconds("baton_gateway_loop_pause_seconds", about, _PAUSE_BUCKETS, registry)
+        self._longest_pause_s = 0.0
         gauges: dict[str, tuple[str, Callable[[], float]]] = {
             "baton_gateway_gc_collections": (
                 "Garbage collections since it started.",
@@ -190,6 +198,16 @@ class ProcessMetrics:
         for name, (what, value) in gauges.items():
             Gauge(name, what, registry=registry).set_function(value)
 
+    def note_loop_pause(self, seconds: float) -> None:
+        """Counts how late a timer of the event loop was."""
+        self._loop_pauses.observe(seconds)
+        self._longest_pause_s = max(self._longest_pause_s, seconds)
+
+    def take_longest_pause_s(self) -> float:
+        """Returns the longest of the pauses since the last call."""
+        longest_s, self._longest_pause_s = self._longest_pause_s, 0.0
+        return longest_s
+
     def show_followed(self, refused_s: Mapping[str, Callable[[], float]]) -> None:
         """Adds since when files that are followed are refused, by what they hold."""
         about = "Seconds since files were first refused; what they held before stays in use. 0: they are in use."
@@ -203,23 +221,23 @@ class TokenMetrics(Collector):
 
     def __init__(self) -> None:
         self.generated = 0  # tokens, for clients
-        self._gaps = _Buckets(_ITL_BUCKETS)
+        self.gaps = Buckets(_ITL_BUCKETS)
 
     def note_token(self, gap_s: float) -> None:
         """Counts a token that came `gap_s` after the choice's last one."""
         self.generated += 1
-        self._gaps.add(gap_s)
+        self.gaps.add(gap_s)
 
     def note_gap(self, seconds: float) -> None:
         """Counts the time between two deltas of one choice."""
-        self._gaps.add(seconds)
+        self.gaps.add(seconds)
 
     def collect(self) -> Iterator[Metric]:
         """See Collector."""
         yield CounterMetricFamily("baton_generated_tokens", "Tokens made for clients.", value=self.generated)
         what = "Between deltas of one request."
         yield HistogramMetricFamily(
-            "baton_itl_seconds", what, buckets=self._gaps.cumulated(), sum_value=self._gaps.total
+            "baton_itl_seconds", what, buckets=self.gaps.cumulated(), sum_value=self.gaps.total
         )
 
 
@@ -227,70 +245,107 @@ class PhaseMetrics(Collector):
     """The time that finished requests spent in each of their phases. One thread both adds and reads."""
 
     def __init__(self) -> None:
-        self._phases = {name: _Buckets(_PHASE_BUCKETS) for name in PHASES}
+        self.by_name = {name: Buckets(_PHASE_BUCKETS) for name in PHASES}
 
     def add(self, phases: Mapping[str, float]) -> None:
         """Counts the seconds of one request's phases."""
         for name, seconds in phases.items():
-            self._phases[name].add(seconds)
+            self.by_name[name].add(seconds)
 
     def collect(self) -> Iterator[Metric]:
         """See Collector."""
         what = "Where the time of finished requests went."
         family = HistogramMetricFamily("baton_phase_seconds", what, labels=["phase"])
-        for name, phase in self._phases.items():
+        for name, phase in self.by_name.items():
             family.add_metric([name], phase.cumulated(), phase.total)
         yield family
 
 
-class _Buckets:
+class Buckets:
     """A histogram that costs a tenth of the library's, for what one thread adds often."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
+        """bounds: the upper ends of all buckets but the last, in order. counts: by bucket, one more than bounds."""
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
     def add(self, value: float) -> None:
         """Counts a value."""
-        self._counts[bisect_left(self._bounds, value)] += 1
+        self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
     def cumulated(self) -> list[tuple[str, float]]:
         """Each bound, and how many values were not above it."""
-        bounds = [*map(floatToGoString, self._bounds), "+Inf"]
-        return list(zip(bounds, accumulate(self._counts), strict=True))
+        bounds = [*map(floatToGoString, self.bounds), "+Inf"]
+        return list(zip(bounds, accumulate(self.counts), strict=True))
 
 
-class PairReads(Collector):
-    """The reads between pairs of live workers, as decode workers told of them."""
+@dataclass(slots=True)
+class PairFigures:
+    """The handoffs of one pair so far. moved: the last way, and sums. last_failure: why the last one failed."""
+
+    moved: Moved = field(default_factory=Moved)
+    completed: int = 0
+    failed: int = 0
+    last_failure: str = ""
+
+
+class PairHandoffs(Collector):
+    """The handoffs between pairs of live workers, by their addresses, and the reads, as decode workers told of them."""
 
     def __init__(self) -> None:
-        self._pairs: dict[tuple[str, str], Moved] = {}  # by prefill and decode worker: the last way, and sums
+        self.by_pair: dict[PairNames, PairFigures] = {}
 
-    def add(self, prefill: str, decode: str, moved: Moved) -> None:
+    def add(self, pair: PairNames, moved: Moved) -> None:
         """Adds the reads of a handoff."""
-        before = self._pairs.get((prefill, decode), Moved())
-        num_bytes, reading_s = before.num_bytes + moved.num_bytes, before.reading_s + moved.reading_s
-        self._pairs[prefill, decode] = Moved(moved.transport, moved.why, num_bytes, reading_s)
+        figures = self._of(pair)
+        num_bytes, reading_s = figures.moved.num_bytes + moved.num_bytes, figures.moved.reading_s + moved.reading_s
+        figures.moved = Moved(moved.transport, moved.why, num_bytes, reading_s)
+
+    def note_ended(self, pair: PairNames, outcome: str) -> None:
+        """Counts the end of an attempt at a pair, where it arrived or failed. outcome: a HandoffOutcome."""
+        if outcome == "completed":
+            self._of(pair).completed += 1
+        elif outcome.startswith("failed_"):
+            figures = self._of(pair)
+            figures.failed += 1
+            if outcome != "failed_handoff":  # of which a worker has said the reason
+                figures.last_failure = outcome.removeprefix("failed_")
+
+    def note_failed(self, pair: PairNames, reason: EndReason) -> None:
+        """Notes the reason of a failure, which a worker reports before the attempt ends."""
+        self._of(pair).last_failure = reason.name
 
     def remove_worker(self, worker: str) -> None:
         """Removes the pairs of a worker that is gone."""
-        for pair in [pair for pair in self._pairs if worker in pair]:
-            del self._pairs[pair]
+        for pair in [pair for pair in self.by_pair if worker in pair]:
+            del self.by_pair[pair]
+
+    def _of(self, pair: PairNames) -> PairFigures:
+        if (figures := self.by_pair.get(pair)) is None:
+            self.by_pair[pair] = figures = PairFigures()
+        return figures
 
     def collect(self) -> Iterator[Metric]:
         """See Collector."""
         labels = ["prefill", "decode"]
         way = GaugeMetricFamily("baton_pair_transport", _PAIR_TRANSPORT, labels=[*labels, "transport", "why"])
-        for pair, moved in self._pairs.items():
-            way.add_metric([*pair, moved.transport, moved.why], 1)
+        for pair, figures in self.by_pair.items():
+            if figures.moved.transport:
+                way.add_metric([*pair, figures.moved.transport, figures.moved.why], 1)
         yield way
-        for field, (name, what) in _PAIR_TOTALS.items():
+        for total, (name, what) in _PAIR_TOTALS.items():
             family = CounterMetricFamily(name, what, labels=labels)
-            for pair, moved in self._pairs.items():
-                family.add_metric(list(pair), getattr(moved, field))
+            for pair, figures in self.by_pair.items():
+                if figures.moved.transport:
+                    family.add_metric(list(pair), getattr(figures.moved, total))
             yield family
+        family = CounterMetricFamily("baton_pair_handoffs", _PAIR_HANDOFFS, labels=[*labels, "outcome"])
+        for pair, figures in self.by_pair.items():
+            family.add_metric([*pair, "completed"], figures.completed)
+            family.add_metric([*pair, "failed"], figures.failed)
+        yield family
 
 
 class RefusedWorkers(Collector):

@@ -74,6 +74,7 @@ class Load:
     draining: bool = False  # it takes no new work, and ends soon
     computed_tokens: int = 0  # by the engine's steps in this life, of prompts and answers
     not_finite: int = 0  # requests in this life that failed because the model computed numbers that are not finite
+    evicted_blocks: int = 0  # cached blocks in this life whose room was needed; 0 also where a worker does not tell
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,10 +60,10 @@ class Counts:
     def blocks_moved(self, prefill: str, decode: str, moved: Moved) -> None:
         self.transports[prefill, decode] = moved.transport
 
-    def handoff_ended(self, outcome: str) -> None:
+    def handoff_ended(self, outcome: str, pair: tuple[str, str]) -> None:
         self.handoffs[outcome] += 1
 
-    def handoff_failed(self, reason: EndReason) -> None:
+    def handoff_failed(self, reason: EndReason, pair: tuple[str, str]) -> None:
         self.failed_handoffs[reason] += 1
 
     def cached_tokens(self, predicted: int, actual: int) -> None:

@@ -21,8 +21,8 @@ def test_a_worker_has_a_sample_with_what_computes_its_steps_until_it_is_gone() -
 def test_failed_handoffs_are_told_apart_by_their_reasons() -> None:
     metrics = GatewayMetrics(CollectorRegistry())
     for reason in EndReason:
-        metrics.handoff_failed(reason)
-    metrics.handoff_failed(EndReason.READ_FAILED)
+        metrics.handoff_failed(reason, ("p:1", "d:1"))
+    metrics.handoff_failed(EndReason.READ_FAILED, ("p:1", "d:1"))
     lines = metrics.render().decode().splitlines()
     assert 'baton_handoff_failures_total{reason="stale"} 1.0' in lines
     assert 'baton_handoff_failures_total{reason="read_failed"} 2.0' in lines

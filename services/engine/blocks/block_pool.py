@@ -29,6 +29,7 @@ class BlockPool:
         self._free = np.arange(num_blocks, dtype=np.int32)[::-1].copy()
         self._num_free = num_blocks
         self.num_used = 0  # blocks that were allocated at any time: those with the lowest ids. Any thread may read it
+        self.num_evicted = 0  # cached blocks so far whose room was needed
         self._evictable = EvictionQueue(num_blocks)
 
     @property
@@ -44,7 +45,7 @@ class BlockPool:
         if count > self.available:
             return None
         while self._num_free < count:
-            self.evict(self._evictable.oldest)
+            self.num_evicted += self.evict(self._evictable.oldest)
         self._num_free -= count
         self.num_used = max(self.num_used, self.num_blocks - self._num_free)
         blocks = self._free[self._num_free : self._num_free + count][::-1].copy()
@@ -89,11 +90,16 @@ class BlockPool:
         assert not self.cache.is_node[free].any()
         assert self.cache.is_node[evictable].all()
 
-    def evict(self, top: int) -> None:
-        """Takes a cached block and all below it out of the cache. Those that are not referenced become free."""
-        for block in self.cache.subtree(top):
+    def evict(self, top: int) -> int:
+        """Takes a cached block and all below it out of the cache. Those that are not referenced become free.
+
+        Returns how many blocks left the cache.
+        """
+        subtree = self.cache.subtree(top)
+        for block in subtree:
             self.cache.remove(block)
             if self._evictable.has(block):
                 self._evictable.remove_one(block)
                 self._free[self._num_free] = block
                 self._num_free += 1
+        return len(subtree)

@@ -11,6 +11,7 @@ from typing import NoReturn
 import structlog
 
 from services.gateway.dispatch.links import of_another_model
+from services.prefix_index.reachability import Reachability
 from services.prefix_index.redis_client import UNREACHABLE
 from services.prefix_index.registry import Registry
 
@@ -20,12 +21,17 @@ log = structlog.get_logger()
 
 
 async def follow_registry(
-    registry: Registry, model: str, on_workers: Callable[[set[str], Mapping[str, str]], None]
+    registry: Registry,
+    model: str,
+    on_workers: Callable[[set[str], Mapping[str, str]], None],
+    reachability: Reachability | None = None,
 ) -> NoReturn:
     """Calls `on_workers` whenever the registry answers, until cancelled.
 
+    reachability: is told whether it does.
     on_workers: is told the addresses of the model's workers, and those of others with the reason why they are refused.
     """
+    reachability = reachability or Reachability()
     reachable = True
     refused: dict[str, str] = {}
     while True:
@@ -35,7 +41,9 @@ async def follow_registry(
             if reachable:
                 log.warning("registry not reachable; no news of workers", reason=str(error))
             reachable = False
+            reachability.note_failure(str(error))
         else:
+            reachability.note_answer()
             if not reachable:
                 log.info("registry reachable again")
             reachable = True

@@ -6,6 +6,7 @@ places it, waits for news, and places it again after an attempt failed. No other
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
@@ -19,13 +20,16 @@ from services.config import WorkerRole
 from services.gateway.api.generation import GenerationRequest, Overloaded, Refusal, Stopping, Unavailable, Unsupported
 from services.gateway.dispatch.costs import CostModel
 from services.gateway.dispatch.descriptions import describe_entry, describe_worker
+from services.gateway.dispatch.fleet_overview import avoided_pairs, overview_of_workers
 from services.gateway.dispatch.fleet import Fleet, LiveWorker
 from services.gateway.dispatch.ledger.entry import LedgerEntry
 from services.gateway.dispatch.ledger.ledger import Ledger, LedgerObserver
+from services.gateway.dispatch.lives import WorkerLives
 from services.gateway.dispatch.links import LinkRefused, WorkerLink, of_another_model
 from services.gateway.dispatch.placement import Placement, PlacementObserver
 from services.gateway.dispatch.reader import Reader, Relays
 from services.gateway.dispatch.router import NoPlan, Policy
+from services.gateway.overview import DispatchOverview, PrefixHit
 from services.prefix_index.base import PrefixIndex
 from services.protocol.capabilities import EMBEDDINGS, in_words
 from services.protocol.frames import Failure, Frame, Load
@@ -99,6 +103,8 @@ class Dispatcher:
         self._tried = False  # every address that was known at the start
         self._told = len(self._links) > 0  # of all workers that there are
         self._refused: Mapping[str, str] = {}
+        self._refused_since: Mapping[str, float] = {}  # in seconds since 1970
+        self._lives = WorkerLives()
         self._bytes_moved: dict[str, tuple[WorkerId, int]] = {}  # by address: who reported last, and how many
         self._alternatives = 0  # that requests in flight may get, see MAX_ALTERNATIVES_IN_FLIGHT
         self._draining = False
@@ -119,13 +125,15 @@ class Dispatcher:
         refused: further workers, which do not fit, with the reason of each by its address.
         """
         self._told = True
-        self._refused = refused or {}
+        self._refused, now = refused or {}, time.time()
+        self._refused_since = {address: self._refused_since.get(address, now) for address in self._refused}
         wanted = set(addresses)
         for address in wanted - self._links.keys():
             self._links[address] = link = WorkerLink(address, self, self._access.channels)
             self._start_link(link)
         for address in self._links.keys() - wanted:
             if not self._links[address].connected:
+                self._lives.note_why(address, self._links[address].why_not)
                 del self._links[address]
                 self._tasks.pop(address).cancel()
 
@@ -252,6 +260,7 @@ class Dispatcher:
             reason = f"{link.address} has {has}, {other.link.address} has {others}: they cannot hand over to each other"
             log.warning("two workers never pair", reason=reason)
         self._ledger.on_return(worker)
+        self._lives.note_up(link.address, worker, time.time())
         self._observer.worker_up(link.address, hello)
         self._observer.worker_load(link.address, hello.role, load)
         self.max_model_len = self._fleet.max_model_len()
@@ -302,6 +311,7 @@ class Dispatcher:
         self._ledger.pairs.remove_worker(worker)
         self.max_model_len = self._fleet.max_model_len() or self.max_model_len
         self._ledger.on_lost(worker)
+        self._lives.note_gone(link.address, describe_worker(live), time.time())
         self._observer.worker_gone(link.address, live.hello.role)  # at last: what it may raise keeps nobody waiting
 
     # For people
@@ -324,6 +334,33 @@ class Dispatcher:
             "refused": [{"address": address, "why": why} for address, why in self._refused.items()],
             "learned": asdict(self._costs.figures()),
         }
+
+    def overview(self) -> DispatchOverview:
+        """See Overseen."""
+        now = time.time()
+        return DispatchOverview(
+            gateway=f"{self._gateway_id:016x}",
+            ready=self.ready(),
+            draining=self._draining,
+            waiting=sum(entry.attempt is None for entry in self._ledger),
+            workers=overview_of_workers(self._fleet, self._links, self._lives, self._refused_with_time(), now),
+            avoided=avoided_pairs(self._fleet, self._ledger.pairs, self._loop.time(), now),
+        )
+
+    def _refused_with_time(self) -> dict[str, tuple[str, float]]:
+        return {address: (why, self._refused_since[address]) for address, why in self._refused.items()}
+
+    def delivered_tokens(self, attempts: object) -> int:
+        """See Overseen."""
+        return sum(len(entry.generated) for entry in self._ledger if entry.request.attempts is attempts)
+
+    def watch_prefixes(self, on: bool) -> None:
+        """See Overseen."""
+        self._placement.prefix_hits.watch(on)
+
+    def prefix_hits(self) -> tuple[float, Sequence[PrefixHit]]:
+        """See Overseen."""
+        return self._placement.prefix_hits.report()
 
     def _begin_again(self) -> None:
         """Goes on under a new gateway id, when all handles are used up: new streams know none of the old handles.

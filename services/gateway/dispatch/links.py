@@ -88,6 +88,7 @@ class WorkerLink:
         self.tried = False  # a first stream began, or could not
         self.why_not = "not tried so far"  # the reason why the last stream ended, or none began
         self.refused = False  # the last stream ended since the worker does not fit
+        self.since = time.time()  # there is a stream, or none; or the worker is refused
         self.clock_lead_s: float | None = None  # of the last worker that told its time, see `certain_lead_s`
         self._listener = listener
         self._stream: _Stream | None = None
@@ -120,8 +121,10 @@ class WorkerLink:
                 self.tried = True
                 foreseen = isinstance(error, LinkLost)
                 self.why_not = str(error) if foreseen else f"{type(error).__name__}: {error}"
-                self.refused = isinstance(error, LinkRefused)
+                was_refused, self.refused = self.refused, isinstance(error, LinkRefused)
                 greeted, self._stream = self._stream is not None, None
+                if greeted or was_refused is not self.refused:
+                    self.since = time.time()
                 if greeted and foreseen:  # else a defect that every stream meets would be met without a pause
                     backoff.reset()
                     logged = None
@@ -144,7 +147,7 @@ class WorkerLink:
             try:
                 self._listener.worker_up(self, hello)
                 self._stream = stream
-                self.tried, self.refused = True, False
+                self.tried, self.refused, self.since = True, False, time.time()
                 worker = f"{stream.worker:016x}"
                 log.info("worker connected", address=self.address, role=hello.role.value, worker=worker)
                 await stream.run()

@@ -57,6 +57,11 @@ class PairHealth:
         """The pairs to be left alone now."""
         return frozenset(pair for pair, failing in self._failing.items() if failing.until > now)
 
+    def failing_since(self, pair: Pair) -> float | None:
+        """When the last handoff of a pair failed; None: it did not."""
+        failing = self._failing.get(pair)
+        return None if failing is None else failing.failed_at
+
     def remove_worker(self, worker: WorkerId) -> None:
         """Removes the pairs of a worker that is gone."""
         for pair in [pair for pair in self._failing if worker in pair]:

@@ -10,13 +10,24 @@ from services.gateway.api.generation import Overloaded, TooLarge
 from services.gateway.api.records.attempt_record import AttemptRecord
 from services.gateway.dispatch.costs import CostModel
 from services.gateway.dispatch.decision import Decision
-from services.gateway.dispatch.fleet import Fleet
+from services.gateway.dispatch.fleet import Fleet, Prefix
 from services.gateway.dispatch.isolation import ASK_AGAIN_S, NONE_UNPROVEN, Isolation, count_unproven
 from services.gateway.dispatch.ledger.entry import LedgerEntry
 from services.gateway.dispatch.ledger.ledger import Ledger, handles_needed
 from services.gateway.dispatch.overload import check_overload, expected_ttft_s
+from services.gateway.dispatch.prefix_hits import PrefixHits
 from services.gateway.dispatch.retry_budget import RetryBudget
-from services.gateway.dispatch.router import Candidate, Demand, NoPlan, Plan, Policy, fits, make_plan, runs_alone
+from services.gateway.dispatch.router import (
+    Candidate,
+    Demand,
+    NoPlan,
+    Plan,
+    Policy,
+    fits,
+    make_plan,
+    runs_alone,
+    uncached_tokens,
+)
 from services.gateway.dispatch.sessions import Sessions
 from services.protocol.block_hash import BlockHash
 from services.protocol.messages import MAX_HANDLE
@@ -54,6 +65,7 @@ class Placement:
         self._isolation = Isolation()
         self._sessions = Sessions()
         self._budget = RetryBudget(ledger.now)
+        self.prefix_hits = PrefixHits()
 
     async def place(self, entries: Sequence[LedgerEntry]) -> NoPlan | None:
         """Starts the next attempt of entries that have the same tokens. Closes them when no worker is large enough.
@@ -89,6 +101,8 @@ class Placement:
         if not self._may_retry(entry):
             return NoPlan.NOT_NOW
         self._observer.planned(plan.kind, plan.why)
+        if self.prefix_hits.watched and not entry.retries.number:
+            self._note_hit(entry, prefix, plan)
         most = self._fleet.most_choices(plan)
         blocks = self._fleet.missing_blocks(prefix, plan.computes)
         decision = None if entry.request.attempts.is_full else Decision(candidates, demand, plan)
@@ -111,6 +125,14 @@ class Placement:
                 self._ledger.close(entry, refused)
             return False
         return True
+
+    def _note_hit(self, entry: LedgerEntry, prefix: Prefix, plan: Plan) -> None:
+        """Notes which cached prefix the worker that computes the prompt is to use, if any."""
+        computes = plan.computes
+        cached = entry.length - uncached_tokens(computes, entry.length)
+        worker = self._fleet.get(computes.id)
+        if cached and worker is not None and (chain := prefix.chains.get(worker.naming)):
+            self.prefix_hits.note(chain[cached // computes.block_size - 1], cached, computes.address)
 
     def _may_retry(self, entry: LedgerEntry) -> bool:
         """Takes a retry out of the gateway's budget where the last attempt failed; False: the entry waits for one."""

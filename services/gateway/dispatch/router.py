@@ -161,6 +161,11 @@ class Plan:
         return (self.prefill.id, self.decode.id) if self.prefill is not None and self.decode is not None else None
 
     @property
+    def pair_names(self) -> tuple[str, str]:
+        """The addresses of both workers; an empty one where there is no such worker."""
+        return (self.prefill.address if self.prefill else "", self.decode.address if self.decode else "")
+
+    @property
     def kind(self) -> PlanKind:
         """The roles of the plan's workers."""
         if self.split:

@@ -176,6 +176,7 @@ def _pack_load(load: Load) -> worker_pb2.Load:
         draining=load.draining,
         computed_tokens=load.computed_tokens,
         not_finite=load.not_finite,
+        evicted_blocks=load.evicted_blocks,
     )
 
 
@@ -193,4 +194,5 @@ def _parse_load(packed: worker_pb2.Load) -> Load:
         draining=packed.draining,
         computed_tokens=packed.computed_tokens,
         not_finite=packed.not_finite,
+        evicted_blocks=packed.evicted_blocks,
     )

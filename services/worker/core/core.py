@@ -141,6 +141,7 @@ class WorkerCore:
             draining=self._state.drain is not None,
             computed_tokens=self.engine.computed_tokens,
             not_finite=self.engine.num_not_finite,
+            evicted_blocks=sequences.pool.num_evicted,
         )
 
     # Questions.

@@ -115,6 +115,11 @@ class AttemptRecords:
         return len(self._kept) >= MAX_KEPT
 
     @property
+    def last(self) -> AttemptRecord | None:
+        """The newest record that is kept; None: there is none."""
+        return self._kept[-1] if self._kept else None
+
+    @property
     def computed_nothing(self) -> bool:
         """True when no worker has begun any of these attempts."""
         refused = (record.ends and all(end.reason in _NOT_BEGUN for end in record.ends) for record in self._kept)

@@ -1,6 +1,6 @@
 """The record of one client request, whichever API it came by: its figures, its times, and every attempt at it.
 
-A record has no text and no token of prompts or answers.
+A record has no token of prompts or answers, and their text only where a gateway is told to keep it (`kept_text.py`).
 """
 
 import re
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from services.gateway.api.records.attempt_record import AttemptRecords
+from services.gateway.api.records.kept_text import KeptText
 from services.gateway.api.records.limits_left import LimitLeft
 
 IGNORED_FIELDS = "x-baton-ignored-fields"  # of answers: fields of the request that nothing acts on
@@ -35,6 +36,8 @@ class RequestRecord:
     request_id: str
     endpoint: str = "other"
     generates: bool = False
+    number: int = 0  # of the request among those of this gateway that generate, from 1; ids may repeat
+    model: str | None = None  # the name that answers carry; None: not resolved so far
     key_id: str | None = None  # of the caller's key; None: no key is asked for
     limits_left: Sequence[LimitLeft] = ()  # of the key; none: it has none, or was not asked
     status: int | str = 0
@@ -47,6 +50,8 @@ class RequestRecord:
     cached_tokens: int | None = None
     generated_tokens: int | None = None
     finish_reason: str | None = None
+    ttft_slo_s: float | None = None  # within which the first token was wanted; None: whenever
+    text: KeptText | None = None  # None: no text is kept
     attempts: AttemptRecords = field(default_factory=AttemptRecords)
     arrived_at: float = field(default_factory=time.time)  # in seconds since 1970
     arrived: float = field(default_factory=monotonic)

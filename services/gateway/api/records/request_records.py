@@ -2,14 +2,16 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from itertools import chain
 from time import monotonic
 
 import structlog
 
 from kvtransfer.moved import Moved
-from services.gateway.api.records.attempt_record import AttemptRecord
+from services.gateway.api.records.attempt_record import AttemptRecord, Decision
 from services.gateway.api.records.request_phases import first_attempt, phases
 from services.gateway.api.records.request_record import RequestRecord
+from services.gateway.api.records.request_rows import RequestRows
 from services.gateway.api.records.tracing import Tracing
 from services.gateway.metrics import GatewayMetrics
 
@@ -19,17 +21,22 @@ log = structlog.get_logger()
 
 
 class RequestRecords:
-    """The last requests that generate, those in flight among them. `tracing`: None makes no spans."""
+    """The last requests that generate, those in flight among them. `tracing`: None makes no spans.
+
+    rows: the same requests in short, and many more that have ended.
+    """
 
     def __init__(self, metrics: GatewayMetrics, tracing: Tracing | None = None) -> None:
         self._metrics = metrics
         self._tracing = tracing
         self._recent: deque[RequestRecord] = deque(maxlen=KEPT)
+        self.rows = RequestRows()
 
     def begin(self, record: RequestRecord, header: Callable[[str], str]) -> None:
         """Keeps the record of a request that generates. `header` returns the client's headers by name, "" for none."""
         record.generates = True
         self._recent.append(record)
+        self.rows.begin(record)
         if self._tracing is not None:
             record.trace_context = {name: header(name) for name in ("traceparent", "tracestate")}
 
@@ -40,6 +47,7 @@ class RequestRecords:
         if not record.generates:
             return
         record.ended = now = monotonic()
+        self.rows.end(record, now)
         took = phases(record, now)
         self._metrics.phases.add(took)
         first = first_attempt(record.attempts)
@@ -67,9 +75,19 @@ class RequestRecords:
 
     def find(self, request_id: str) -> dict[str, object] | None:
         """All that is known of the newest request with this id, as JSON values; None: no recent one has it."""
-        for record in reversed(self._recent):
-            if record.request_id == request_id:
-                return _in_full(record)
+        record = self.search(request_id)
+        return None if record is None else describe_request(record)
+
+    def search(
+        self, request_id: str, number: int | None = None, key_id: str | None = None
+    ) -> RequestRecord | None:
+        """The newest request with this id; None: none that is in flight or recent has it.
+
+        number: of the one that is meant; None: any. key_id: of the key that it came with; None: any, or no key.
+        """
+        for record in chain(reversed(self._recent), reversed(self.rows.in_flight)):
+            if record.request_id == request_id and number in (None, record.number) and key_id in (None, record.key_id):
+                return record
         return None
 
 
@@ -95,7 +113,8 @@ def _in_short(record: RequestRecord) -> dict[str, object]:
     }
 
 
-def _in_full(record: RequestRecord) -> dict[str, object]:
+def describe_request(record: RequestRecord, *, candidates: bool = True) -> dict[str, object]:
+    """All that is known of a request, as JSON values. candidates: False leaves out the workers that it could go to."""
     moments = {
         "parsed": record.parsed,
         "tokenized": record.tokenized,
@@ -104,13 +123,17 @@ def _in_full(record: RequestRecord) -> dict[str, object]:
     }
     return {
         **_in_short(record),
+        "number": record.number,
+        "model": record.model,
+        "ttft_slo_ms": None if record.ttft_slo_s is None else _ms(record.ttft_slo_s),
+        "text": None if record.text is None else record.text.describe(),
         "phases_ms": _milliseconds(phases(record, monotonic())),
         "at_ms": _since(record.arrived, moments),
-        "attempts": [_attempt(attempt, record.arrived) for attempt in record.attempts],
+        "attempts": [_attempt(attempt, record.arrived, candidates) for attempt in record.attempts],
     }
 
 
-def _attempt(attempt: AttemptRecord, arrived: float) -> dict[str, object]:
+def _attempt(attempt: AttemptRecord, arrived: float, candidates: bool) -> dict[str, object]:
     moments = {
         "look_up_began": attempt.look_up_began,
         "looked_up": attempt.looked_up,
@@ -143,8 +166,15 @@ def _attempt(attempt: AttemptRecord, arrived: float) -> dict[str, object]:
             {"choice": end.choice, "reason": end.reason, "tokens": end.tokens, "at_ms": _ms(end.at - arrived)}
             for end in attempt.ends
         ],
-        **(attempt.decision.describe() if attempt.decision else {}),
+        **_decision(attempt.decision, candidates),
     }
+
+
+def _decision(decision: Decision | None, candidates: bool) -> dict[str, object]:
+    described = {} if decision is None else decision.describe()
+    if not candidates:
+        described.pop("candidates", None)
+    return described
 
 
 def _moved(moved: Moved) -> dict[str, object]:

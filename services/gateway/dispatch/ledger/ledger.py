@@ -49,11 +49,11 @@ class LedgerObserver(Protocol):
     def blocks_moved(self, prefill: str, decode: str, moved: Moved) -> None:
         """Notes how a handoff between two workers, named by their addresses, moved its blocks."""
 
-    def handoff_ended(self, outcome: HandoffOutcome) -> None:
-        """Counts the end of an attempt on a pair."""
+    def handoff_ended(self, outcome: HandoffOutcome, pair: tuple[str, str]) -> None:
+        """Counts the end of an attempt on a pair: the addresses of its prefill and its decode worker."""
 
-    def handoff_failed(self, reason: EndReason) -> None:
-        """Counts a handoff that a worker reported as failed, for this reason."""
+    def handoff_failed(self, reason: EndReason, pair: tuple[str, str]) -> None:
+        """Counts a handoff of a pair that a worker reported as failed, for this reason."""
 
     def cached_tokens(self, predicted: int, actual: int) -> None:
         """Counts the prompt tokens that the index predicted as cached, and those that the worker found."""
@@ -218,7 +218,7 @@ class Ledger:
         attempts = ((entry, entry.attempt) for entry in self.find(failure.handle))
         failed = [(entry, attempt) for entry, attempt in attempts if attempt is not None and attempt.heeds(worker)]
         if failed and failure.end_reason is not None:
-            self._observer.handoff_failed(failure.end_reason)
+            self._observer.handoff_failed(failure.end_reason, failed[0][1].plan.pair_names)
         for entry, attempt in failed:
             attempt.record.failure = f"{failure.code.name}: {failure.detail}"
             pair = attempt.plan.pair
@@ -301,7 +301,7 @@ class Ledger:
         before = attempt.phase
         attempt.record.note_first(attempt.candidate(worker).role, monotonic())
         if attempt.note_row_from(worker):
-            self._observer.handoff_ended(HandoffOutcome.COMPLETED)
+            self._observer.handoff_ended(HandoffOutcome.COMPLETED, attempt.plan.pair_names)
             if attempt.plan.pair is not None:
                 self.pairs.note_completed(attempt.plan.pair)
         if attempt.phase is AttemptPhase.DECODE:
@@ -419,7 +419,7 @@ class Ledger:
         self.workload.remove(attempt)
         ended, handoff_over = self._handles_ended_with(attempt)
         if attempt.split and not handoff_over:
-            self._observer.handoff_ended(outcome)
+            self._observer.handoff_ended(outcome, attempt.plan.pair_names)
         for worker in attempt.workers():
             if abort and worker.id != over_at:
                 for handle in ended:

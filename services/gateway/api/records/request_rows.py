@@ -1,0 +1,150 @@
+"""Rows: requests in short, as consoles list them. Those that have ended are kept as JSON.
+
+A row costs a request some microseconds at its end, and nothing while it runs. Bytes in a ring are no objects for the
+garbage collector to look at, so thousands of rows can be kept where records in full are few.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from enum import StrEnum
+from itertools import islice
+
+import orjson
+
+from services.gateway.api.records.attempt_record import AttemptRecord
+from services.gateway.api.records.request_phases import first_attempt
+from services.gateway.api.records.request_record import RequestRecord
+
+KEPT_ROWS = 5000
+
+_OK = (200, "OK")
+_LEFT = (499, "CANCELLED")
+# gRPC's names for what HTTP answers with a status from 400 to 498.
+_REFUSALS = frozenset(
+    ["INVALID_ARGUMENT", "NOT_FOUND", "UNAUTHENTICATED", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "OUT_OF_RANGE"]
+)
+
+
+class Outcome(StrEnum):
+    """The end of a request. The values are those of a sample's `requests`."""
+
+    OK = "ok"
+    FAILED = "failed"
+    REFUSED = "refused"  # its client asked for what it cannot have, or for too much now
+    LEFT = "left"  # its client did not wait for the end
+
+
+class Phase(StrEnum):
+    """Progress of a request in flight, by its latest attempt."""
+
+    WAITING = "waiting"  # no attempt runs
+    PREFILL = "prefill"  # no token so far
+    DECODE = "decode"
+
+
+def outcome_of(record: RequestRecord) -> Outcome:
+    """Says how a request ended, by its status and its error."""
+    status = record.status
+    if status in _LEFT:
+        return Outcome.LEFT
+    if status in _OK and record.error is None:
+        return Outcome.OK
+    refused = status in _REFUSALS if isinstance(status, str) else 400 <= status < 500
+    return Outcome.REFUSED if refused else Outcome.FAILED
+
+
+def phase_of(attempt: AttemptRecord | None) -> Phase:
+    """Says how far a request in flight is. attempt: its latest one."""
+    if attempt is None or len(attempt.ends) >= len(attempt.choices):
+        return Phase.WAITING
+    return Phase.PREFILL if attempt.first_token is None else Phase.DECODE
+
+
+def row_in_flight(record: RequestRecord) -> bytes:
+    """Returns the row of a request that has not ended, as JSON."""
+    attempt = record.attempts.last
+    return _row(record, attempt, "in flight", phase_of(attempt), None)
+
+
+def _ended_row(record: RequestRecord, outcome: Outcome, ended: float) -> bytes:
+    state = "failed" if outcome in (Outcome.FAILED, Outcome.REFUSED) else "done"
+    return _row(record, first_attempt(record.attempts), state, None, _ms(ended - record.arrived))
+
+
+def _row(
+    record: RequestRecord, attempt: AttemptRecord | None, state: str, phase: Phase | None, ms: float | None
+) -> bytes:
+    first_token = record.first_token
+    return orjson.dumps(
+        {
+            "n": record.number,
+            "id": record.request_id,
+            "at": round(record.arrived_at, 3),
+            "endpoint": record.endpoint,
+            "model": record.model,
+            "key": record.key_id,
+            "state": state,
+            "phase": phase,
+            "status": record.status or None,
+            "error": record.error,
+            "prompt": record.prompt_tokens,
+            "cached": record.cached_tokens,
+            "generated": record.generated_tokens,
+            "finish": record.finish_reason,
+            "ttft_ms": None if first_token is None else _ms(first_token - record.arrived),
+            "ms": ms,
+            "attempts": record.attempts.number,
+            "workers": None if attempt is None else {role.value: name for role, name in attempt.workers.items()},
+        }
+    )
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)
+
+
+class RequestRows:
+    """The requests in flight, the rows of those that ended last, and counts of all.
+
+    in_flight: oldest first. num_ended: of the requests whose rows were ever kept, so that a number of them names a
+    place among the rows. slo_met, slo_total: of the requests that had a first token, and a limit for it.
+    """
+
+    def __init__(self, kept: int = KEPT_ROWS) -> None:
+        self.in_flight: dict[RequestRecord, None] = {}
+        self.num_begun = 0
+        self.num_ended = 0
+        self.outcomes = dict.fromkeys(Outcome, 0)
+        self.slo_met = 0
+        self.slo_total = 0
+        self._ended: deque[tuple[str | None, bytes]] = deque(maxlen=kept)
+
+    def begin(self, record: RequestRecord) -> None:
+        """Numbers a request, which is in flight from now on."""
+        self.num_begun += 1
+        record.number = self.num_begun
+        self.in_flight[record] = None
+
+    def end(self, record: RequestRecord, ended: float) -> None:
+        """Keeps the row of a request that has ended, instead of the request."""
+        self.in_flight.pop(record, None)
+        outcome = outcome_of(record)
+        self.outcomes[outcome] += 1
+        if record.ttft_slo_s is not None and (ttft_s := record.ttft_s) is not None:
+            self.slo_total += 1
+            self.slo_met += ttft_s <= record.ttft_slo_s
+        self._ended.append((record.key_id, _ended_row(record, outcome, ended)))
+        self.num_ended += 1
+
+    @property
+    def oldest_kept(self) -> int:
+        """The place of the oldest row that is kept: as many requests ended before it."""
+        return self.num_ended - len(self._ended)
+
+    def ended_between(self, first: int, end: int) -> Iterator[tuple[str | None, bytes]]:
+        """Yields the key ids and the rows from place `first` up to place `end`, newest first, as far as they are kept.
+
+        Takes as long as there are rows from `first` on.
+        """
+        newest = reversed(self._ended)
+        return islice(newest, self.num_ended - end, max(self.num_ended - end, self.num_ended - first))
