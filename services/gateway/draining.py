@@ -29,17 +29,18 @@ class Door(Protocol):
         """
 
 
-class RunningRequests(Protocol):
-    """The requests that have ledger entries."""
+class Drained(Protocol):
+    """A part of the gateway that has something to end: the requests that have ledger entries, the console's feed."""
 
     def drain(self, after_s: float) -> None:
-        """Is not ready any more, and ends all that is still in flight after so many seconds with an error."""
+        """Is not ready any more, and ends all that is still in flight after so many seconds, or before."""
 
 
 class EndingGateway:
     """Waits for the end of a gateway, then carries it out."""
 
-    def __init__(self, running: RunningRequests, in_progress: InProgress) -> None:
+    def __init__(self, running: Sequence[Drained], in_progress: InProgress) -> None:
+        """running: told in this order."""
         self._running = running
         self._in_progress = in_progress
         self._told = asyncio.Event()
@@ -59,7 +60,8 @@ class EndingGateway:
         await self._told.wait()
         log.info("draining", timeout_s=budget_s)
         last_words_s = min(_LAST_WORDS_S, budget_s / 2)
-        self._running.drain(budget_s - last_words_s)
+        for part in self._running:
+            part.drain(budget_s - last_words_s)
         # What has a ledger entry was ended by then, and knows more of how to end.
         asyncio.get_running_loop().call_later(budget_s - last_words_s / 2, self._in_progress.end_all)
         stopping = asyncio.gather(*(door.stop(budget_s) for door in doors))

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -21,6 +22,8 @@ from services.gateway.api.requests.request_defaults import RequestDefaults
 from services.gateway.api.runners import Runners, make_runners
 from services.gateway.api.served_models import ServedModels
 from services.gateway.cohere_api.routes import cohere_routes
+from services.gateway.console.routes import make_console
+from services.gateway.console.sources import RedisUsers, Sources
 from services.gateway.dispatch.discovery import follow_registry
 from services.gateway.dispatch.dispatcher import Dispatcher, WorkerAccess
 from services.gateway.dispatch.router import Policy
@@ -50,6 +53,7 @@ from services.prefix_index.base import PrefixIndex
 from services.prefix_index.breaker import CircuitBreaker
 from services.prefix_index.malformed import MalformedEntries
 from services.prefix_index.memory import MemoryPrefixIndex
+from services.prefix_index.reachability import Reachability
 from services.prefix_index.redis_client import Client, connect
 from services.prefix_index.redis_index import RedisPrefixIndex
 from services.prefix_index.redis_tls import with_certificate
@@ -106,12 +110,12 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
     tls, mtls = _client_tls(config.serving), _mtls(config)
     redis_url = with_certificate(config.process.redis_url, config.process.mtls)
     redis = None if redis_url is None else connect(redis_url, _REGISTRY_TIMEOUT_S)
-    model = model_digest(open_model(config.model))
+    model, index = model_digest(open_model(config.model)), _index(redis, malformed)
     dispatcher = Dispatcher(
         config.worker_addresses,
         policy,
         config.max_waiting,
-        _index(redis, malformed),
+        index,
         metrics,
         WorkerAccess(model, config.serving.no_worker_wait_s, Channels(mtls)),
     )
@@ -121,15 +125,50 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
     limits = _limits(config.serving)
     quotas = None if config.serving.keys_file is None else _shared_quotas(redis, metrics)
     followed, keys = _keys(config.serving, _quota_maker(quotas or LocalQuotas(), metrics))
-    _show_followed(process_metrics, {"keys": followed, "tls": tls, "mtls": mtls})
-    parts = replace(_parts(config, runners, dispatcher, metrics, redis), keys=keys)
+    refused_files_s = _refused_files_s({"keys": followed, "tls": tls, "mtls": mtls})
+    process_metrics.show_followed(refused_files_s)
+    reachability = Reachability()
+    sources = replace(
+        _sources(config, runners, dispatcher, metrics),
+        redis=None if redis is None else _redis_users(reachability, index, quotas),
+        num_gateways=None if quotas is None else lambda: quotas.num_gateways,
+        refused_files_s=refused_files_s,
+        take_longest_pause_s=process_metrics.take_longest_pause_s,
+    )
+    console = make_console(sources, keys, admin_has_successor=config.admin_fd is not None)
+    parts = _parts(config, runners, dispatcher, metrics, redis)
+    parts = replace(parts, keys=keys, console=console.at_api, admin_console=console.at_admin)
     servicer = InferenceServicer(
         runners, metrics, limits.request_timeout_s, limits.ttft_slo_s, limits.strict_fields, keys
     )
     shares_port = config.http_fd is not None
     grpc_server = GrpcServer(servicer, dispatcher, runners.side, limits.max_body_bytes, shares_port, keys, tls)
     context = None if tls is None else server_context(tls, plain_http_answer())
-    ending = EndingGateway(dispatcher, runners.in_progress)
+    members = _members(dispatcher, grpc_server, process_metrics, followed, quotas)
+    members["the console's feed"] = console.feed.run
+    members["forms and templates"] = partial(runners.processes.run, at_once=True)
+    if parts.response_store is not None:
+        members["kept responses"] = parts.response_store.follow
+    if redis is not None:
+        following = (Registry(redis, malformed), model, dispatcher.set_addresses, reachability)
+        members["the registry"] = partial(follow_registry, *following)
+    ending = EndingGateway((dispatcher, console.feed), runners.in_progress)
+    await _serve_until_told(config, parts, grpc_server, members, ending, context)
+    if redis is not None:
+        await redis.aclose()
+    if tracing is not None:
+        await asyncio.to_thread(tracing.close)
+
+
+async def _serve_until_told(
+    config: GatewayConfig,
+    parts: AppParts,
+    grpc_server: GrpcServer,
+    members: "_Members",
+    ending: EndingGateway,
+    context: ssl.SSLContext | None,
+) -> None:
+    """Listens and serves until a signal has ended everything. members: run meanwhile."""
     on_ending_signals(ending.drain, ending.end)
     with _listening(config) as listeners:
         await grpc_server.start(config.serving.host, config.serving.grpc_port)
@@ -141,23 +180,15 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
             serving(create_app(parts), listeners.http, context) as http,
             asyncio.TaskGroup() as group,
         ):
-            members = _members(dispatcher, grpc_server, process_metrics, followed, quotas)
-            members["forms and templates"] = partial(runners.processes.run, at_once=True)
-            if parts.response_store is not None:
-                members["kept responses"] = parts.response_store.follow
-            if redis is not None:
-                registry = Registry(redis, malformed)
-                members["the registry"] = partial(follow_registry, registry, model, dispatcher.set_addresses)
             background = [group.create_task(supervised(name, run)) for name, run in members.items()]
             # What asks at the admin port is to reach the successor, if there is one.
             doors = (http, grpc_server, *(() if config.admin_fd is None else (admin,)))
             await ending.run(doors, config.process.drain_timeout_s)
             for task in background:
                 task.cancel()
-    if redis is not None:
-        await redis.aclose()
-    if tracing is not None:
-        await asyncio.to_thread(tracing.close)
+
+
+_Members = dict[str, Callable[[], Awaitable[None]]]  # by their names in the log
 
 
 def _members(
@@ -166,12 +197,12 @@ def _members(
     metrics: ProcessMetrics,
     followed: FollowedKeys | None,
     quotas: RedisQuotas | None,
-) -> dict[str, Callable[[], Awaitable[None]]]:
+) -> _Members:
     """All that runs beside the servers, by its name in the log. Each fails alone."""
-    members: dict[str, Callable[[], Awaitable[None]]] = {
+    members: _Members = {
         "the links to workers": dispatcher.run,
         "health over gRPC": grpc_server.report_health,
-        "the watch on the event loop": partial(watch_loop, metrics.loop_pauses.observe),
+        "the watch on the event loop": partial(watch_loop, metrics.note_loop_pause),
     }
     if followed is not None:
         members["the keys file"] = followed.follow
@@ -180,8 +211,18 @@ def _members(
     return members
 
 
-def _show_followed(metrics: ProcessMetrics, files: Mapping[str, FollowedKeys | CertificateFiles | None]) -> None:
-    metrics.show_followed({name: each.refused_s for name, each in files.items() if each is not None})
+def _refused_files_s(
+    files: Mapping[str, FollowedKeys | CertificateFiles | None],
+) -> dict[str, Callable[[], float]]:
+    return {name: each.refused_s for name, each in files.items() if each is not None}
+
+
+def _redis_users(reachability: Reachability, index: PrefixIndex, quotas: RedisQuotas | None) -> RedisUsers:
+    return RedisUsers(
+        registry=reachability,
+        index=(lambda: index.broken) if isinstance(index, RedisPrefixIndex) else (lambda: False),
+        quotas=None if quotas is None else lambda: quotas.alone,
+    )
 
 
 def _parts(
@@ -199,6 +240,17 @@ def _parts(
         other_apis=[*messages_routes(runners, limits), *cohere_routes(runners, limits)],
         tokenizer_info=_tokenizer_info(config),
         root_path=config.serving.root_path or "",
+    )
+
+
+def _sources(config: GatewayConfig, runners: Runners, dispatcher: Dispatcher, metrics: GatewayMetrics) -> Sources:
+    return Sources(
+        dispatch=dispatcher,
+        records=runners.records,
+        metrics=metrics,
+        model_names=tuple(runners.models.by_name),
+        ttft_slo_s=config.serving.ttft_slo_s,
+        keeps_text=config.serving.console_text,
     )
 
 
@@ -334,7 +386,7 @@ def _runners(
     )
     chat_model = ChatModel(chat_template, _forms(serving, files, chat_template))
     models = ServedModels.of(model, serving.served_model_name, serving.model_aliases)
-    return make_runners(models, tokenizer, chat_model, dispatcher, metrics, tracing)
+    return make_runners(models, tokenizer, chat_model, dispatcher, metrics, tracing, keeps_text=serving.console_text)
 
 
 def _forms(serving: ServingSettings, files: ModelFiles, chat_template: ChatTemplate | None) -> AnswerForms:

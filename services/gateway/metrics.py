@@ -236,9 +236,7 @@ class TokenMetrics(Collector):
         """See Collector."""
         yield CounterMetricFamily("baton_generated_tokens", "Tokens made for clients.", value=self.generated)
         what = "Between deltas of one request."
-        yield HistogramMetricFamily(
-            "baton_itl_seconds", what, buckets=self.gaps.cumulated(), sum_value=self.gaps.total
-        )
+        yield HistogramMetricFamily("baton_itl_seconds", what, buckets=self.gaps.cumulated(), sum_value=self.gaps.total)
 
 
 class PhaseMetrics(Collector):
@@ -376,10 +374,10 @@ class WorkerLoads(Collector):
         for (worker, role), kernels in self.kernels.items():
             info.add_metric([worker, role.value, kernels], 1)
         yield info
-        for field, (name, what) in _LOAD_GAUGES.items():
+        for figure, (name, what) in _LOAD_GAUGES.items():
             family = GaugeMetricFamily(name, what, labels=["worker", "role"])
             for (worker, role), load in self.latest.items():
-                family.add_metric([worker, role.value], getattr(load, field))
+                family.add_metric([worker, role.value], getattr(load, figure))
             yield family
 
 

@@ -34,6 +34,11 @@ class RedisPrefixIndex:
         self._asked: list[tuple[ScriptCall, asyncio.Future[Any]]] = []  # in this turn of the loop
         self._asking: set[asyncio.Task[None]] = set()
 
+    @property
+    def broken(self) -> bool:
+        """True while Redis does not answer look-ups."""
+        return self._breaker.broken
+
     def apply(self, worker: WorkerId, events: BlockEvents) -> None:
         """See PrefixIndex. An older worker may send events that nobody asked for."""
 

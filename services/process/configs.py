@@ -35,7 +35,7 @@ from services.protocol.model_files.base import ModelError
 from services.protocol.model_files.info import SAMPLING_RANGES, sampling_defaults
 
 MAX_API_KEY = 512  # characters
-OWN_PATHS = ("/v1", "/v2", "/docs", "/inference")  # beginnings of the API's paths with several parts
+OWN_PATHS = ("/v1", "/v2", "/docs", "/inference", "/console")  # beginnings of the API's paths with several parts
 
 # Panels of the help text.
 _MODEL, _ADDRESSES, _SECURITY = "Model", "Addresses and ports", "Keys, TLS and who may connect"
@@ -267,6 +267,14 @@ class ServingSettings:
         ),
     ] = "127.0.0.1"
     admin_port: Annotated[int, Option(min=0, max=65535, help="Port for those who run it; 0: a free one.")] = 9001
+    console_text: Annotated[
+        bool,
+        Option(
+            panel=_SECURITY,
+            help="Keep the text of the last requests, some KiB each, for the console: who may see a request there can "
+            "then read its prompt and its answer. Else no text is kept.",
+        ),
+    ] = False
     handoff: Annotated[
         HandoffMode,
         Option(

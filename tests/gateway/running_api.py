@@ -23,6 +23,9 @@ from services.gateway.api.requests.request_defaults import RequestDefaults
 from services.gateway.api.runners import make_runners
 from services.gateway.api.served_models import ServedModel, ServedModels
 from services.gateway.cohere_api.routes import cohere_routes
+from services.gateway.console.feed import Feed
+from services.gateway.console.routes import make_console
+from services.gateway.console.sources import Sources
 from services.gateway.grpc_api.server import GrpcServer
 from services.gateway.grpc_api.servicer import InferenceServicer
 from services.gateway.http.http_protocol import Shutdown, plain_http_answer
@@ -37,6 +40,7 @@ from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.model_files.info import GenerationDefaults, ModelInfo
 from services.tls.contexts import server_context
 from services.tls.files import CertificateFiles
+from tests.gateway.console.scripted_fleet import ScriptedFleet
 from tests.gateway.scripted_generator import Script, ScriptedGenerator, one_delta
 from tests.gateway.tokenizer_files import CHATML, byte_level
 
@@ -48,7 +52,7 @@ MAX_BODY_BYTES = 1 << 20
 class Api:
     """A running gateway. `base_url` has no /v1. admin: a client of its admin port.
 
-    applications: at the port for HTTP, and at the admin port.
+    applications: at the port for HTTP, and at the admin port. feed, fleet: the console's, and what it shows.
     """
 
     base_url: str
@@ -60,6 +64,8 @@ class Api:
     logs: list[MutableMapping[str, Any]]
     start_grpc: Callable[[], Awaitable[int]]  # returns the port; the server ends with the rest
     applications: tuple[ASGIApp, ASGIApp]
+    feed: Feed
+    fleet: ScriptedFleet
 
     def tokens(self, text: str) -> list[int]:
         return self.tokenizer.backend.encode(text, add_special_tokens=False).ids
@@ -93,6 +99,7 @@ async def running_api(
     request_defaults: RequestDefaults | None = None,
     root_path: str = "",
     max_logprobs: int = 20,
+    keeps_text: bool = False,
 ) -> AsyncIterator[Api]:
     """A gateway on a free port of loopback. tls: `http` is then a client that trusts nobody.
 
@@ -111,7 +118,12 @@ async def running_api(
     models = ServedModels.of(model, names, aliases)
     adapted = {name: ServedModel(name, models.default.base, name) for name in adapters}
     models = replace(models, by_name={**models.by_name, **adapted})
-    runners = make_runners(models, tokenizer, chat_model, generator, metrics)
+    runners = make_runners(models, tokenizer, chat_model, generator, metrics, keeps_text=keeps_text)
+    fleet = ScriptedFleet()
+    sources = Sources(
+        dispatch=fleet, records=runners.records, metrics=metrics, model_names=(MODEL,), keeps_text=keeps_text
+    )
+    console = make_console(sources, keys)
     limits = Limits(
         request_timeout_s=request_timeout_s,
         max_body_bytes=MAX_BODY_BYTES,
@@ -130,6 +142,8 @@ async def running_api(
         tokenizer_info=tokenizer_info,
         keys=keys,
         root_path=root_path,
+        console=console.at_api,
+        admin_console=console.at_admin,
     )
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)  # a client that does not read is noticed soon
@@ -146,7 +160,7 @@ async def running_api(
         grpc_servers.append(GrpcServer(servicer, generator, runners.side, MAX_BODY_BYTES, keys=keys, tls=tls))
         return await grpc_servers[-1].start("127.0.0.1", 0)
 
-    beside = asyncio.create_task(runners.processes.run())
+    beside = [asyncio.create_task(runners.processes.run()), asyncio.create_task(console.feed.run())]
     try:
         with capture_logs(processors=[merge_contextvars]) as logs:
             async with (
@@ -156,10 +170,11 @@ async def running_api(
                 httpx2.AsyncClient(base_url=base_url, timeout=120, verify=tls is not None) as http,
                 httpx2.AsyncClient(base_url=admin_url, timeout=120, verify=False) as admin,
             ):
-                yield Api(base_url, generator, tokenizer, http, admin, port, logs, start_grpc, (app, admin_app))
+                yield Api(base_url, generator, tokenizer, http, admin, port, logs, start_grpc, (app, admin_app), console.feed, fleet)
     finally:
-        beside.cancel()
-        await asyncio.wait([beside])
+        for task in beside:
+            task.cancel()
+        await asyncio.wait(beside)
         for grpc_server in grpc_servers:
             await grpc_server.stop(0)
         listener.close()

@@ -112,7 +112,20 @@ def a_frame() -> Frame:
         embeddings=Embeddings(
             np.array([6, 8], np.uint32), np.array([0, 16], np.int32), np.array([[0.5, -1.5], [2, 3]], np.float32)
         ),
-        load=Load(1, 2, 3, 4, 5, (WorkerId(6), WorkerId(TOP64)), 2**40, 7, 8, computed_tokens=2**41, not_finite=9, evicted_blocks=10),
+        load=Load(
+            1,
+            2,
+            3,
+            4,
+            5,
+            (WorkerId(6), WorkerId(TOP64)),
+            2**40,
+            7,
+            8,
+            computed_tokens=2**41,
+            not_finite=9,
+            evicted_blocks=10,
+        ),
     )
 
 

@@ -78,8 +78,9 @@ ANYBODY = Caller()
 class Authenticator(Protocol):
     """Knows the keys."""
 
-    def caller(self, header: Callable[[str], str], right: Right) -> Caller:
+    def caller(self, header: Callable[[str], str], right: Right | None) -> Caller:
         """Returns who asks. header: the value of one of the request's headers, by name. Raises ApiError.
 
+        right: None: any known key will do.
         401: there is no key, or an unknown one. 403: the key lacks the right.
         """

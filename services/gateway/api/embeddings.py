@@ -75,6 +75,7 @@ class EmbeddingRunner:
     async def run(self, asked: Resolved[EmbeddingRequest], record: RequestRecord, terms: Terms) -> EmbeddingAnswer:
         """Asks workers to embed the inputs, and collects what they answer. Raises ApiError."""
         record.parsed, request = monotonic(), asked.request
+        record.model, record.ttft_slo_s = asked.model.name, terms.ttft_slo_s
         await terms.caller.check(record)
         prompts = await self._inputs.prompts(request, await self._limits(request))
         num_prompt_tokens = note_prompts(prompts, record)

@@ -20,6 +20,7 @@ from services.gateway.api.dialects.prompts import Prompt, check_token_ids, note_
 from services.gateway.api.errors import ApiError, from_generation_error, invalid, unavailable
 from services.gateway.api.generation import GenerationError, GenerationRequest, Generator, Overloaded, Unavailable
 from services.gateway.api.grammars.checks import GrammarChecks
+from services.gateway.api.records.kept_text import MAX_PROMPT_TOKENS, KeptText
 from services.gateway.api.records.request_record import RequestRecord
 from services.gateway.api.requests.asked_logprobs import check_alternatives, check_logprobs, with_whole_vocabulary
 from services.gateway.api.requests.large_json import takes_long
@@ -92,7 +93,7 @@ class RequestRunner(Generic[Request]):
     @asynccontextmanager
     async def run(self, asked: Resolved[Request], record: RequestRecord, terms: Terms) -> AsyncIterator[Updates]:
         """Starts a request; leaving the context ends it in whatever state. Raises ApiError."""
-        record.parsed = monotonic()
+        record.parsed, record.model, record.ttft_slo_s = monotonic(), asked.model.name, terms.ttft_slo_s
         asked = _with_whole_vocabulary(asked)
         request, num_choices = asked.request, asked.request.n or 1
         try:
@@ -101,6 +102,8 @@ class RequestRunner(Generic[Request]):
             prompts = await self._tokenize(asked, max_model_len, terms.caller)
             capsules = await self._capsules(asked, prompts, num_choices, max_model_len, terms.caller)
             self._metrics.prompt_tokens.inc(note_prompts(prompts, record))
+            if record.text is not None:
+                self._keep_prompt(record.text, prompts)
             choices = await self._choices(request, prompts, capsules, record)
             record.tokenized = monotonic()
             wanted = GenerationRequest(
@@ -149,6 +152,13 @@ class RequestRunner(Generic[Request]):
         capsules = await self._capsules(asked, prompts, num_choices, max_model_len, caller)
         await _count(prompts, record, caller)
         return list(zip(prompts, capsules[::num_choices], strict=True))
+
+    def _keep_prompt(self, kept: KeptText, prompts: Sequence[Prompt]) -> None:
+        tokens, most = prompts[0].token_ids, MAX_PROMPT_TOKENS
+        beginning, end = (tokens, tokens[:0]) if len(tokens) <= 2 * most else (tokens[:most], tokens[-most:])
+        texts = [self._tokenizer.decode(part.tolist(), skip_special_tokens=False) for part in (beginning, end)]
+        kept.note_prompt(*texts)
+        kept.cut = kept.cut or len(prompts) > 1
 
     async def max_model_len(self) -> int:
         """Returns the context length of the workers, in tokens. Raises ApiError where no worker comes in time."""

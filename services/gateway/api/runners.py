@@ -49,8 +49,10 @@ def make_runners(
     generator: Generator,
     metrics: GatewayMetrics,
     tracing: Tracing | None = None,
+    *,
+    keeps_text: bool = False,
 ) -> Runners:
-    """Returns the runners of a gateway. tracing: None makes no spans."""
+    """Returns the runners of a gateway. tracing: None makes no spans. keeps_text: see RequestRecords."""
     side, processes = SideThread(), SideProcesses(tokenizer.backend.to_str)
     grammars = GrammarChecks(processes)
     chats = ChatDialect(tokenizer, chat_model, side, processes)
@@ -65,6 +67,6 @@ def make_runners(
         tokenizer,
         side,
         processes,
-        RequestRecords(metrics, tracing),
+        RequestRecords(metrics, tracing, keeps_text=keeps_text),
         InProgress(),
     )

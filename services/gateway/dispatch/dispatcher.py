@@ -20,12 +20,12 @@ from services.config import WorkerRole
 from services.gateway.api.generation import GenerationRequest, Overloaded, Refusal, Stopping, Unavailable, Unsupported
 from services.gateway.dispatch.costs import CostModel
 from services.gateway.dispatch.descriptions import describe_entry, describe_worker
-from services.gateway.dispatch.fleet_overview import avoided_pairs, overview_of_workers
 from services.gateway.dispatch.fleet import Fleet, LiveWorker
+from services.gateway.dispatch.fleet_overview import avoided_pairs, overview_of_workers
 from services.gateway.dispatch.ledger.entry import LedgerEntry
 from services.gateway.dispatch.ledger.ledger import Ledger, LedgerObserver
-from services.gateway.dispatch.lives import WorkerLives
 from services.gateway.dispatch.links import LinkRefused, WorkerLink, of_another_model
+from services.gateway.dispatch.lives import WorkerLives
 from services.gateway.dispatch.placement import Placement, PlacementObserver
 from services.gateway.dispatch.reader import Reader, Relays
 from services.gateway.dispatch.router import NoPlan, Policy

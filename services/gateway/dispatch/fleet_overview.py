@@ -1,4 +1,4 @@
-"""The fleet as consoles show it: every worker that is there, was there, or is to come, and the pairs that are avoided."""
+"""The fleet as consoles show it: all workers that are there, were there or are to come, and pairs that are avoided."""
 
 from collections.abc import Iterable, Iterator, Mapping
 

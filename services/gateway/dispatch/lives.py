@@ -15,7 +15,7 @@ MAX_KEPT = 256  # workers that went
 
 @dataclass(slots=True)
 class Life:
-    """The worker at one address. since: it is there, or gone, in seconds since 1970. described: as it was when it went."""
+    """The worker at one address. since: of its presence or absence, since 1970. described: as it was when it went."""
 
     worker: WorkerId
     since: float

@@ -21,11 +21,19 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """The condition of every request: a key that has a right. open_paths: those at which no key is asked for."""
+    """The condition of every request: a key that has a right.
+
+    open_paths: those at which no key is asked for. any_key: how paths begin at which any known key will do.
+    """
 
     keys: Authenticator
     right: Right
     open_paths: frozenset[str]
+    any_key: str | None = None
+
+    def right_at(self, path: str) -> Right | None:
+        """Returns the right that a key needs for a path; None: none, but it must be known."""
+        return None if self.any_key is not None and path.startswith(self.any_key) else self.right
 
 
 class Application:
@@ -92,7 +100,7 @@ class Application:
         if scope["path"] in gate.open_paths:
             return
         try:
-            exchange.caller = gate.keys.caller(exchange.header, gate.right)
+            exchange.caller = gate.keys.caller(exchange.header, gate.right_at(scope["path"]))
         except ApiError as error:
             announce(self.router.routes, scope)
             if exchange.has_body:

@@ -157,12 +157,13 @@ class TlsClients:
 class StreamWriter:
     """Writes to one answer that has begun, as ASGI's `send` does, without a coroutine for each part.
 
-    write: writes a part of the body; call it only when `ready`.
+    write: writes a part of the body; call it only when `ready`. abort: closes the connection, unwritten data or not.
     """
 
     def __init__(self, cycle: RequestResponseCycle, connection: GatheringTransport) -> None:
         self._cycle = weakref.ref(cycle)  # weak, since the cycle's scope holds this writer
         self.write = connection.write_chunk
+        self.abort: Callable[[], None] = connection.abort
 
     def ready(self) -> bool:
         """True while the client keeps up and the answer is in chunked encoding and incomplete."""

@@ -3,6 +3,7 @@ accepts and answers.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Receive, Scope, Send
@@ -11,7 +12,23 @@ from services.gateway.http.envelope import Envelope
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.operation import DescribedRoute, Operation
 
+SAME_ORIGIN = "/console/api"  # below it, at the admin port, paths of the API are there for the console's pages
+
 Handler = Callable[[Exchange], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Routes for people with a browser. open_paths: at which no key is asked for; at others below `beginning` any known
+    key will do, and the handlers look at what it may see.
+    """
+
+    routes: Sequence[Route] = ()
+    open_paths: frozenset[str] = frozenset()
+    beginning: str | None = None
+
+
+NO_PAGES = Pages()
 
 
 def route(
@@ -40,7 +57,8 @@ class _Endpoint:
     """A handler in the form that the router calls."""
 
     def __init__(self, handler: Handler, described: DescribedRoute, envelope: Envelope | None) -> None:
-        name = described.path.removeprefix("/v1/").strip("/").partition("/{")[0].replace("/", ".")
+        path = described.path.removeprefix(SAME_ORIGIN)  # the same handler under another path counts as one
+        name = path.removeprefix("/v1/").strip("/").partition("/{")[0].replace("/", ".")
         self._name = name or "root"
         self.described = described
         self._handler = handler

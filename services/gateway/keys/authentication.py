@@ -62,12 +62,12 @@ class Keys:
     def __len__(self) -> int:
         return len(self._table.known)
 
-    def caller(self, header: Callable[[str], str], right: Right) -> Caller:
+    def caller(self, header: Callable[[str], str], right: Right | None) -> Caller:
         """Returns the caller of a request by the key in its headers. Raises ApiError, as Authenticator says."""
         brought = _keys_of(header)
         for key in brought:
             if (caller := self._find(key)) is not None:
-                if right not in caller.rights:
+                if right is not None and right not in caller.rights:
                     raise ApiError(403, f"This key lacks the right '{right}'.", code="insufficient_permissions")
                 return caller
         message = "Incorrect API key provided." if brought else "No API key was provided."

@@ -21,7 +21,7 @@ from services.gateway.http.application import Application, Gate
 from services.gateway.http.limits import Limits
 from services.gateway.http.operation import DescribedRoute
 from services.gateway.http.root_path import RootPath
-from services.gateway.http.routes import described, route
+from services.gateway.http.routes import NO_PAGES, SAME_ORIGIN, Pages, described, route
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai import operations
 from services.gateway.openai.chat import ChatFormat
@@ -64,6 +64,7 @@ class AppParts:
     tokenizer_info: what /tokenizer_info shows; None: there is no such page.
     keys: None asks for no key.
     root_path: where a proxy shows the API; empty: at /.
+    console, admin_console: the pages of the console at the API's port and at the admin port.
     port, admin_port: for those who ask at the other one.
     """
 
@@ -78,6 +79,8 @@ class AppParts:
     tokenizer_info: Mapping[str, object] | None = None
     keys: Authenticator | None = None
     root_path: str = ""
+    console: Pages = NO_PAGES
+    admin_console: Pages = NO_PAGES
     port: int = 0
     admin_port: int = 0
 
@@ -87,7 +90,7 @@ def create_app(parts: AppParts) -> ASGIApp:
     runners, limits, generator = parts.runners, parts.limits, parts.generator
     models, probes = Models(runners.models, generator), _probes(parts)
     tokens = Tokens(runners, limits)
-    chat = GenerationEndpoint(runners, limits, ChatRequest, ChatFormat(runners.tokenizer))
+    chat = _chat(parts)
     batch = GenerationEndpoint(runners, limits, BatchChatRequest, BatchChatFormat(runners.tokenizer))
     completions = GenerationEndpoint(runners, limits, CompletionRequest, CompletionFormat(runners.tokenizer))
     embeddings = EmbeddingEndpoint(runners, limits, EmbeddingRequest, embedding_list)
@@ -120,15 +123,24 @@ def create_app(parts: AppParts) -> ASGIApp:
         route("/ready", probes.ready, operations.READY),
     ]
     routes += _document_routes(routes, parts)
+    routes += parts.console.routes
     admin_port = f"the admin port, {parts.admin_port}: see --admin-port"
-    app: ASGIApp = _application(parts, routes, Right.API, OPEN_PATHS, dict.fromkeys(_AT_ADMIN_PORT, admin_port))
+    elsewhere = dict.fromkeys(_AT_ADMIN_PORT, admin_port)
+    if not parts.console.routes:
+        elsewhere["/console"] = admin_port
+    gate = _gate(parts, Right.API, OPEN_PATHS, parts.console)
+    app: ASGIApp = _application(parts, routes, gate, elsewhere, for_clients=True)
     if parts.root_path:
         app = RootPath(app, parts.root_path)
-    if not parts.allowed_origins:
+    return _with_origins(app, parts.allowed_origins)
+
+
+def _with_origins(app: ASGIApp, allowed: Sequence[str]) -> ASGIApp:
+    if not allowed:
         return app
     return CORSMiddleware(
         app,
-        allow_origins=parts.allowed_origins,
+        allow_origins=allowed,
         allow_methods=["DELETE", "GET", "POST"],
         allow_headers=["*"],
         expose_headers=[
@@ -146,6 +158,7 @@ def create_app(parts: AppParts) -> ASGIApp:
 def create_admin_app(parts: AppParts) -> ASGIApp:
     """Returns the ASGI application at the admin port: what those need who run the gateway, and no client."""
     probes, requests = _probes(parts), RecentRequests(parts.runners.records)
+    chat, models = _chat(parts), Models(parts.runners.models, parts.generator)
     routes = [
         route("/health", probes.health, operations.HEALTH),
         route("/ready", probes.ready, operations.READY),
@@ -153,21 +166,30 @@ def create_admin_app(parts: AppParts) -> ASGIApp:
         route("/debug/ledger", probes.ledger, operations.LEDGER),
         route("/debug/requests", requests.list, operations.REQUESTS),
         route("/debug/requests/{request_id:path}", requests.retrieve, operations.REQUEST),
+        route(f"{SAME_ORIGIN}/v1/chat/completions", chat, operations.CHAT, "POST"),
+        route(f"{SAME_ORIGIN}/v1/models", models.list, operations.MODELS),
+        *parts.admin_console.routes,
     ]
-    port = f"the port for clients, {parts.port}: see --port"
-    return _application(parts, routes, Right.ADMIN, OPEN_ADMIN_PATHS, dict.fromkeys(_AT_API_PORT, port))
+    elsewhere = dict.fromkeys(_AT_API_PORT, f"the port for clients, {parts.port}: see --port")
+    gate = _gate(parts, Right.ADMIN, OPEN_ADMIN_PATHS, parts.admin_console)
+    return _application(parts, routes, gate, elsewhere, for_clients=False)
+
+
+def _gate(parts: AppParts, right: Right, open_paths: frozenset[str], console: Pages) -> Gate | None:
+    if parts.keys is None:
+        return None
+    return Gate(parts.keys, right, open_paths | console.open_paths, console.beginning)
 
 
 def _application(
-    parts: AppParts,
-    routes: Sequence[Route],
-    right: Right,
-    open_paths: frozenset[str],
-    elsewhere: Mapping[str, str],
+    parts: AppParts, routes: Sequence[Route], gate: Gate | None, elsewhere: Mapping[str, str], *, for_clients: bool
 ) -> Application:
-    gate = None if parts.keys is None else Gate(parts.keys, right, open_paths)
-    router, for_clients = Router(routes, redirect_slashes=False), right is Right.API
+    router = Router(routes, redirect_slashes=False)
     return Application(router, parts.metrics, parts.runners, gate, elsewhere, for_clients=for_clients)
+
+
+def _chat(parts: AppParts) -> GenerationEndpoint[ChatRequest]:
+    return GenerationEndpoint(parts.runners, parts.limits, ChatRequest, ChatFormat(parts.runners.tokenizer))
 
 
 def _probes(parts: AppParts) -> Probes:

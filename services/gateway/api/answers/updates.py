@@ -1,12 +1,13 @@
 """The updates of a running request: what its clients get of the deltas that come from the dispatch side."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Protocol
 
 from services.gateway.api.answers.choice import Choice, Update, Usage
 from services.gateway.api.answers.pace import EACH_TOKEN, Gathered, Pace
 from services.gateway.api.generation import Delta, RunningRequest, TakeToken, never
+from services.gateway.api.records.kept_text import KeptText
 from services.gateway.api.records.request_record import RequestRecord
 from services.gateway.metrics import GatewayMetrics
 from services.protocol.outcomes import FinishReason
@@ -86,6 +87,8 @@ class Updates:
         ready, take_text, extend, extend_part = sink.ready, sink.take_text, choice.extend, choice.extend_part
         if extend is None or not self._in_short:
             return never
+        if self._record.text is not None:
+            take_text = _keeping(self._record.text, take_text)
 
         def take_token(token: int) -> bool:
             since = last[index]
@@ -100,6 +103,7 @@ class Updates:
             if text:
                 take_text(index, text)
             elif part is not None:
+                self._keep(part)
                 sink.take(part)
             return True
 
@@ -117,6 +121,7 @@ class Updates:
         before = choice.num_generated
         update = choice.take(delta)
         self._metrics.tokens.generated += choice.num_generated - before
+        self._keep(update)
         if update.finish_reason is not None:
             self._num_open -= 1
             self._record.finish_reason = update.finish_reason
@@ -126,6 +131,11 @@ class Updates:
         elif is_first:  # a later attempt may have computed more
             self._note_cached(delta)
         return update if self._gathered is None else self._gathered[delta.choice].take(update)
+
+    def _keep(self, update: Update) -> None:
+        if self._record.text is not None:
+            calls = "".join([(call.name or "") + call.arguments for call in update.tool_calls])
+            self._record.text.note_answer(update.choice, update.reasoning + update.text + calls)
 
     def _note_time(self, delta: Delta) -> bool:
         """Notes when a delta came. True: it is the first of its choice."""
@@ -160,6 +170,16 @@ class Updates:
         counted = [choice.num_reasoning for choice in self._choices if choice.num_reasoning is not None]
         reasoning = sum(counted) if counted else None
         return Usage(self._record.prompt_tokens or 0, self.num_generated, self._record.cached_tokens or 0, reasoning)
+
+
+def _keeping(kept: KeptText, take_text: Callable[[int, str], None]) -> Callable[[int, str], None]:
+    """Returns a function that does the same, and keeps the text."""
+
+    def keep_and_take(choice: int, text: str) -> None:
+        kept.note_answer(choice, text)
+        take_text(choice, text)
+
+    return keep_and_take
 
 
 class _DeltaSink:

@@ -9,6 +9,7 @@ import structlog
 
 from kvtransfer.moved import Moved
 from services.gateway.api.records.attempt_record import AttemptRecord, Decision
+from services.gateway.api.records.kept_text import KeptText
 from services.gateway.api.records.request_phases import first_attempt, phases
 from services.gateway.api.records.request_record import RequestRecord
 from services.gateway.api.records.request_rows import RequestRows
@@ -26,8 +27,10 @@ class RequestRecords:
     rows: the same requests in short, and many more that have ended.
     """
 
-    def __init__(self, metrics: GatewayMetrics, tracing: Tracing | None = None) -> None:
+    def __init__(self, metrics: GatewayMetrics, tracing: Tracing | None = None, *, keeps_text: bool = False) -> None:
+        """keeps_text: of prompts and answers, beside their records."""
         self._metrics = metrics
+        self._keeps_text = keeps_text
         self._tracing = tracing
         self._recent: deque[RequestRecord] = deque(maxlen=KEPT)
         self.rows = RequestRows()
@@ -37,6 +40,8 @@ class RequestRecords:
         record.generates = True
         self._recent.append(record)
         self.rows.begin(record)
+        if self._keeps_text:
+            record.text = KeptText()
         if self._tracing is not None:
             record.trace_context = {name: header(name) for name in ("traceparent", "tracestate")}
 
@@ -78,9 +83,7 @@ class RequestRecords:
         record = self.search(request_id)
         return None if record is None else describe_request(record)
 
-    def search(
-        self, request_id: str, number: int | None = None, key_id: str | None = None
-    ) -> RequestRecord | None:
+    def search(self, request_id: str, number: int | None = None, key_id: str | None = None) -> RequestRecord | None:
         """The newest request with this id; None: none that is in flight or recent has it.
 
         number: of the one that is meant; None: any. key_id: of the key that it came with; None: any, or no key.
