@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
+from math import inf
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -24,7 +25,7 @@ from services.protocol.messages import WorkerHello
 
 PairNames = tuple[str, str]  # the addresses of a prefill and a decode worker
 
-TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
+_TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
 _ITL_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
 _LOAD_GAUGES = {  # by field of Load
     "available_blocks": ("baton_blocks_available", "Free or evictable blocks."),
@@ -53,7 +54,9 @@ PHASES = (
     *("read", "tokenize", "wait", "lookup", "place", "wire", "queue", "prefill", "deliver"),
     *("handoff", "generate"),
 )
-DURATION_BUCKETS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
+# Between a thousandth of a second and ten minutes, each a fifth above the one before.
+_FINE_BOUNDS = tuple(float(f"{0.001 * 1.2**step:.4g}") for step in range(74))
+_DURATION_BUCKETS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
 
 
 class GatewayMetrics:
@@ -70,12 +73,12 @@ class GatewayMetrics:
         self.prompt_cached = Counter(
             "baton_cached_tokens", "Prompt tokens that no attempt computed.", registry=registry
         )
-        self.ttft = _seconds(
-            "baton_ttft_seconds", "From a request's arrival to its first token.", TTFT_BUCKETS, registry
-        )
+        self.ttft = Times("baton_ttft_seconds", "From a request's arrival to its first token.", _TTFT_BUCKETS)
+        registry.register(self.ttft)
         self.tokens = TokenMetrics()
         registry.register(self.tokens)
-        self.duration = _seconds("baton_e2e_seconds", "Whole requests.", DURATION_BUCKETS, registry)
+        self.duration = Times("baton_e2e_seconds", "Whole requests.", _DURATION_BUCKETS)
+        registry.register(self.duration)
         self.phases = PhaseMetrics()
         registry.register(self.phases)
         about = "Requests refused before any work was done."
@@ -260,13 +263,19 @@ class PhaseMetrics(Collector):
 
 
 class Buckets:
-    """A histogram that costs a tenth of the library's, for what one thread adds often."""
+    """A histogram that costs a tenth of the library's, for what one thread adds often.
 
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        """bounds: the upper ends of all buckets but the last, in order. counts: by bucket, one more than bounds."""
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
+    It counts in finer buckets than Prometheus is shown, so that percentiles can be made of it: each is a fifth wider
+    than the one before. bounds: the upper ends of all buckets but the last, in order. counts: by bucket, one more than
+    bounds.
+    """
+
+    def __init__(self, shown: tuple[float, ...]) -> None:
+        """shown: the bounds that Prometheus is shown, which are among all bounds."""
+        self.bounds = tuple(sorted({*shown, *_FINE_BOUNDS}))
+        self.counts = [0] * (len(self.bounds) + 1)
         self.total = 0.0
+        self._shown = shown
 
     def add(self, value: float) -> None:
         """Counts a value."""
@@ -274,9 +283,24 @@ class Buckets:
         self.total += value
 
     def cumulated(self) -> list[tuple[str, float]]:
-        """Each bound, and how many values were not above it."""
-        bounds = [*map(floatToGoString, self.bounds), "+Inf"]
-        return list(zip(bounds, accumulate(self.counts), strict=True))
+        """Each bound that is shown, and how many values were not above it."""
+        not_above = dict(zip((*self.bounds, inf), accumulate(self.counts), strict=True))
+        return [(floatToGoString(bound), not_above[bound]) for bound in (*self._shown, inf)]
+
+
+class Times(Collector):
+    """A histogram of seconds. One thread both adds and reads."""
+
+    def __init__(self, name: str, what: str, buckets: tuple[float, ...]) -> None:
+        self.buckets = Buckets(buckets)
+        self.observe = self.buckets.add
+        self._name = name
+        self._what = what
+
+    def collect(self) -> Iterator[Metric]:
+        """See Collector."""
+        total = self.buckets.total
+        yield HistogramMetricFamily(self._name, self._what, buckets=self.buckets.cumulated(), sum_value=total)
 
 
 @dataclass(slots=True)

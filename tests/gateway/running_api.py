@@ -37,6 +37,7 @@ from services.gateway.openai.responses.store import ResponseStore
 from services.gateway.text.chat_template import ChatTemplate
 from services.gateway.text.model_output.forms import find_forms
 from services.gateway.text.tokenizer import Tokenizer
+from services.process.supervised import supervised
 from services.protocol.model_files.info import GenerationDefaults, ModelInfo
 from services.tls.contexts import server_context
 from services.tls.files import CertificateFiles
@@ -160,7 +161,8 @@ async def running_api(
         grpc_servers.append(GrpcServer(servicer, generator, runners.side, MAX_BODY_BYTES, keys=keys, tls=tls))
         return await grpc_servers[-1].start("127.0.0.1", 0)
 
-    beside = [asyncio.create_task(runners.processes.run()), asyncio.create_task(console.feed.run())]
+    members = (runners.processes.run(), supervised("the feed", console.feed.run))
+    beside = [asyncio.create_task(each) for each in members]
     try:
         with capture_logs(processors=[merge_contextvars]) as logs:
             async with (
@@ -170,7 +172,10 @@ async def running_api(
                 httpx2.AsyncClient(base_url=base_url, timeout=120, verify=tls is not None) as http,
                 httpx2.AsyncClient(base_url=admin_url, timeout=120, verify=False) as admin,
             ):
-                yield Api(base_url, generator, tokenizer, http, admin, port, logs, start_grpc, (app, admin_app), console.feed, fleet)
+                both = (app, admin_app)
+                yield Api(
+                    base_url, generator, tokenizer, http, admin, port, logs, start_grpc, both, console.feed, fleet
+                )
     finally:
         for task in beside:
             task.cancel()

@@ -51,7 +51,7 @@ class Feed:
         self._draining = False
 
     async def run(self) -> NoReturn:
-        """Takes a turn every second, until cancelled; then all streams end."""
+        """Takes a turn every second, until cancelled; then all streams end. Raises what a turn raises."""
         loop = asyncio.get_running_loop()
         due = loop.time()
         try:
@@ -59,8 +59,12 @@ class Feed:
                 due = max(due + TURN_S, loop.time())
                 await asyncio.sleep(due - loop.time())
                 self.take_turn()
-        finally:
+        except asyncio.CancelledError:
             self._end_all(DRAINS)
+            raise
+        except Exception:
+            self._skip_turn()
+            raise
 
     def drain(self, after_s: float) -> None:
         """Ends the streams that would hold up the end of the gateway, at once, and begins no such one from now on."""
@@ -78,6 +82,7 @@ class Feed:
         self._listeners[listener] = None
         if is_first:
             self._sources.dispatch.watch_prefixes(True)
+            self._sources.take_longest_pause_s()  # those that nobody saw
             self.take_turn()
         try:
             yield
@@ -113,6 +118,13 @@ class Feed:
         if self._listeners:
             parts += [_event_of("event", each) for each in found]
             self._tell(overview, parts, before, samples_due)
+
+    def _skip_turn(self) -> None:
+        """Lets all listeners catch up with a turn that a defect cut off."""
+        before = self._position
+        self._position = before._replace(turn=before.turn + 1)
+        for listener in self._listeners:
+            listener.fall_behind(before)
 
     def _tell(self, overview: DispatchOverview, parts: list[bytes], before: Position, samples_due: bool) -> None:
         turn = before.turn + 1

@@ -45,6 +45,11 @@ class Listener:
         if self._stream.ready():
             self._stream.write(events)
         else:
+            self.fall_behind(position)
+
+    def fall_behind(self, position: Position) -> None:
+        """Has its task send it what it lacks. position: up to where it was sent everything, if it kept up so far."""
+        if not self._behind.is_set():
             self.position = position
             self._behind.set()
 

@@ -3,16 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter
 
-from services.gateway.metrics import GatewayMetrics
-
-FIGURES = ("ttft", "itl", "e2e", "queue")  # histograms, by their names in samples
+from services.gateway.metrics import Buckets, GatewayMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Counts since the gateway's start. buckets: by name of FIGURES, the counts by bucket, one more than bounds."""
+    """Counts since the gateway's start. buckets: of histograms, the counts by bucket, one more than bounds.
+
+    sums: of the values in them, in seconds.
+    """
 
     prompt_tokens: int
     cached_tokens: int
@@ -21,6 +22,7 @@ class Totals:
     handoff_failed: int
     kv_bytes: int
     buckets: dict[str, list[int]]
+    sums: dict[str, float]
 
     def grown_since(self, before: "Totals") -> dict[str, object]:
         """Returns how much each has grown, as a sample has it."""
@@ -28,6 +30,7 @@ class Totals:
         grown: dict[str, object] = {name: getattr(self, name) - getattr(before, name) for name in numbers}
         for name, counts in self.buckets.items():
             grown[name] = [now - then for now, then in zip(counts, before.buckets[name], strict=True)]
+        grown["sums"] = {name: round(total - before.sums[name], 6) for name, total in self.sums.items()}
         return grown
 
 
@@ -41,22 +44,23 @@ def read_totals(metrics: GatewayMetrics) -> Totals:
         handoffs=outcomes.get("completed", 0),
         handoff_failed=sum(count for outcome, count in outcomes.items() if outcome.startswith("failed_")),
         kv_bytes=_value(metrics.moved),
-        buckets={
-            "ttft": _counts(metrics.ttft),
-            "itl": list(metrics.tokens.gaps.counts),
-            "e2e": _counts(metrics.duration),
-            "queue": list(metrics.phases.by_name["queue"].counts),
-        },
+        buckets={name: list(each.counts) for name, each in _histograms(metrics).items()},
+        sums={name: each.total for name, each in _histograms(metrics).items()},
     )
 
 
 def read_bounds(metrics: GatewayMetrics) -> dict[str, Sequence[float]]:
-    """Returns the upper bounds of the buckets of each of FIGURES, but for the last one, which has none; in seconds."""
+    """Returns the upper bounds of the buckets of each histogram, but for the last one, which has none; in seconds."""
+    return {name: each.bounds for name, each in _histograms(metrics).items()}
+
+
+def _histograms(metrics: GatewayMetrics) -> dict[str, Buckets]:
+    """The histograms that samples have, by their names there."""
     return {
-        "ttft": _bounds(metrics.ttft),
-        "itl": metrics.tokens.gaps.bounds,
-        "e2e": _bounds(metrics.duration),
-        "queue": metrics.phases.by_name["queue"].bounds,
+        "ttft": metrics.ttft.buckets,
+        "itl": metrics.tokens.gaps,
+        "e2e": metrics.duration.buckets,
+        "queue": metrics.phases.by_name["queue"],
     }
 
 
@@ -68,18 +72,3 @@ def _value(counter: Counter) -> int:
 def _by_label(counter: Counter, label: str) -> dict[str, int]:
     (family,) = counter.collect()
     return {each.labels[label]: int(each.value) for each in family.samples if each.name.endswith("_total")}
-
-
-def _buckets(histogram: Histogram) -> list[tuple[float, float]]:
-    """Each bound with the number of values that were not above it."""
-    (family,) = histogram.collect()
-    return [(float(each.labels["le"]), each.value) for each in family.samples if each.name.endswith("_bucket")]
-
-
-def _counts(histogram: Histogram) -> list[int]:
-    cumulated = [int(number) for _, number in _buckets(histogram)]
-    return [number - before for number, before in zip(cumulated, [0, *cumulated], strict=False)]
-
-
-def _bounds(histogram: Histogram) -> list[float]:
-    return [bound for bound, _ in _buckets(histogram)][:-1]

@@ -30,7 +30,10 @@ def a_worker(address: str = "127.0.0.1:1", state: WorkerState = WorkerState.OK, 
 
 @dataclass
 class ScriptedFleet:
-    """See Overseen. delivered: tokens of every request in flight. watched: somebody looks at prefixes."""
+    """See Overseen. delivered: tokens of every request in flight. watched: somebody looks at prefixes.
+
+    broken: raised instead of the prefixes, once.
+    """
 
     workers: list[WorkerOverview] = field(default_factory=lambda: [a_worker()])
     avoided: list[AvoidedPair] = field(default_factory=list)
@@ -40,6 +43,7 @@ class ScriptedFleet:
     watched: bool = False
     hits: list[PrefixHit] = field(default_factory=list)
     asked: int = 0  # for an overview
+    broken: Exception | None = None
 
     def overview(self) -> DispatchOverview:
         self.asked += 1
@@ -59,4 +63,7 @@ class ScriptedFleet:
         self.watched = on
 
     def prefix_hits(self) -> tuple[float, Sequence[PrefixHit]]:
+        broken, self.broken = self.broken, None
+        if broken is not None:
+            raise broken
         return 1000.0, self.hits

@@ -1,0 +1,171 @@
+"""Who sees what: a key's own requests, and nothing of others or of the fleet; the ports with and without keys."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from services.gateway.console import feed as feeds
+from services.gateway.keys.authentication import Keys
+from services.gateway.keys.changes import revoke_key
+from services.gateway.keys.file import read_keys
+from tests.gateway.console.feed_reader import feed
+from tests.gateway.keys.key_files import KeySet, bearer, write_keys
+from tests.gateway.running_api import MODEL, Api, running_api
+from tests.gateway.scripted_generator import Script, delta_per_token
+
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+HIDDEN = ("workers", "links", "unhealthy", "gateway", "redis")  # parts of a tick
+LISTENING = ["/console/about", "/console/feed", "/console/requests/some-id"]
+
+
+@pytest.fixture
+def key_set(tmp_path: Any) -> KeySet:
+    return write_keys(tmp_path / "keys.json")
+
+
+@pytest_asyncio.fixture
+async def api(key_set: KeySet) -> AsyncIterator[Api]:
+    async with running_api(keys=key_set.keys()) as running:
+        yield running
+
+
+async def ask(api: Api, key: str, **headers: str) -> str:
+    answer = await api.http.post("/v1/chat/completions", json=CHAT, headers=bearer(key) | headers)
+    assert answer.status_code == 200
+    return answer.headers["x-request-id"]
+
+
+async def test_two_keys_see_their_own_requests_alone(api: Api, key_set: KeySet):
+    mine, others = await ask(api, key_set.acme), await ask(api, key_set.other)
+    async with feed(api.http, bearer(key_set.acme)) as acme, feed(api.http, bearer(key_set.other)) as other:
+        for listener, seen in ((acme, mine), (other, others)):
+            _, hello = await listener.any()
+            assert (hello["sees"], hello["history"]["samples"], hello["events"]) == ("own", [], [])
+            assert [row["id"] for row in hello["requests"]] == [seen]
+        gate = asyncio.Event()
+        api.generator.script = Script(delta_per_token(api.tokens("Hello")), gate=gate, before_gate=1)
+        asking = [asyncio.create_task(ask(api, key)) for key in (key_set.acme, key_set.other, "plain-key")]
+        for listener in (acme, other):
+            await listener.row(lambda row: row["state"] == "in flight" and row["ttft_ms"] is not None)
+        gate.set()
+        later = await asyncio.gather(*asking)
+        for listener in (acme, other):
+            await listener.row(lambda row: row["state"] == "done" and row["n"] > 2)
+            await listener.next("tick")
+    assert {row["id"] for row in acme.rows.values()} == {mine, later[0]}
+    assert {row["id"] for row in other.rows.values()} == {others, later[1]}
+    for listener in (acme, other):
+        assert {name for name, _ in listener.seen} == {"hello", "requests", "tick"}
+        assert all(data.keys() == {"now"} for name, data in listener.seen if name == "tick")
+
+
+async def test_one_request_is_shown_to_its_own_key_and_to_who_runs_the_gateway(api: Api, key_set: KeySet):
+    mine = await ask(api, key_set.acme)
+    path = f"/console/requests/{mine}"
+    assert (await api.http.get(path, headers=bearer(key_set.acme))).json()["request_id"] == mine
+    assert (await api.http.get(path, headers=bearer(key_set.other))).status_code == 404
+    for key in (key_set.operator, "plain-key"):
+        assert (await api.http.get(path, headers=bearer(key))).status_code == 200
+        assert (await api.admin.get(path, headers=bearer(key))).status_code == 200
+
+
+async def test_an_id_that_two_tenants_chose_shows_each_its_own(api: Api, key_set: KeySet):
+    for key in (key_set.acme, key_set.other):
+        await ask(api, key, **{"x-request-id": "the-same"})
+    found = {}
+    for key in (key_set.acme, key_set.other):
+        answer = (await api.http.get("/console/requests/the-same", headers=bearer(key))).json()
+        found[answer["number"]] = answer["key_id"]
+    assert found.keys() == {1, 2}
+    for number, key_id in found.items():
+        answer = await api.admin.get(f"/console/requests/the-same?n={number}", headers=bearer(key_set.operator))
+        assert answer.json()["key_id"] == key_id
+    (foreign,) = (number for number, key_id in found.items() if key_id != found[1])
+    answer = await api.http.get(f"/console/requests/the-same?n={foreign}", headers=bearer(key_set.acme))
+    assert answer.status_code == 404
+    assert (await api.admin.get("/console/requests/x?n=y", headers=bearer("plain-key"))).status_code == 400
+
+
+async def test_an_admin_key_sees_everything_at_either_port(api: Api, key_set: KeySet):
+    ids = {await ask(api, key) for key in (key_set.acme, key_set.other)}
+    for client in (api.http, api.admin):
+        for key in (key_set.operator, "plain-key"):
+            async with feed(client, bearer(key)) as listener:
+                hello = await listener.next("hello")
+                tick = await listener.next("tick")
+            assert hello["sees"] == "all"
+            assert ids == {row["id"] for row in hello["requests"]}
+            assert all(name in tick for name in HIDDEN)
+            assert hello["api"] == ("../v1" if client is api.http else "api/v1")
+
+
+@pytest.mark.parametrize("path", LISTENING)
+async def test_a_stranger_hears_nothing(api: Api, path: str):
+    for client in (api.http, api.admin):
+        for headers in ({}, bearer("wrong"), {"x-api-key": "wrong"}):
+            assert (await client.get(path, headers=headers)).status_code == 401
+        assert (await client.get(f"{path}?key=plain-key&api_key=plain-key")).status_code == 401, "no key is in a URL"
+
+
+@pytest.mark.parametrize("path", LISTENING)
+async def test_a_tenant_s_key_does_not_open_the_admin_port(api: Api, key_set: KeySet, path: str):
+    assert (await api.admin.get(path, headers=bearer(key_set.acme))).status_code == 403
+    posted = await api.admin.post("/console/api/v1/chat/completions", json=CHAT, headers=bearer(key_set.acme))
+    assert posted.status_code == 403
+
+
+async def test_the_pages_themselves_ask_for_no_key(api: Api):
+    for client in (api.http, api.admin):
+        for path in ("/console/", "/console/index.html", "/console/plotly.min.js"):
+            assert (await client.get(path)).status_code == 200
+        assert (await client.get("/console")).headers["location"] == "console/"
+        assert (await client.get("/console/no-such-file.js")).status_code == 401
+
+
+async def test_without_keys_the_console_is_at_the_admin_port_alone():
+    async with running_api() as api:
+        for path in ("/console", "/console/", *LISTENING):
+            refused = await api.http.get(path)
+            assert refused.status_code == 404
+            said = f"Paths like it are at the admin port, {api.admin.base_url.port}: see --admin-port."
+            assert said in refused.json()["error"]["message"]
+        about = (await api.admin.get("/console/about")).json()
+        assert (about["sees"], about["key_id"], about["models"]) == ("all", None, [MODEL])
+
+
+async def test_a_key_that_is_revoked_hears_no_more(key_set: KeySet, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(feeds, "TURN_S", 0.05)
+    keys = Keys(("plain-key",), read_keys(key_set.path))
+    async with running_api(keys=keys) as api, feed(api.http, bearer(key_set.acme)) as listener:
+        key_id = (await listener.next("hello"))["key_id"]
+        async with feed(api.http, bearer(key_set.other)) as other:
+            revoke_key(key_set.path, key_id)
+            keys.use(read_keys(key_set.path))
+            *_, last = await listener.rest()
+            assert last == ("end", {"why": "the key is not valid any more"})
+            await other.next("tick")
+            assert (await api.http.get("/console/feed", headers=bearer(key_set.acme))).status_code == 401
+
+
+async def test_tenants_leave_room_for_who_runs_the_gateway(api: Api, key_set: KeySet):
+    async with AsyncExitStack() as stack:
+        acme = [await stack.enter_async_context(feed(api.http, bearer(key_set.acme))) for _ in range(feeds.MAX_OF_KEY)]
+        await acme[-1].next("tick")
+        assert (await api.http.get("/console/feed", headers=bearer(key_set.acme))).status_code == 503
+        for key in (key_set.other, "plain-key"):
+            listener = await stack.enter_async_context(feed(api.http, bearer(key)))
+            await listener.next("tick")
+
+
+async def test_the_playground_asks_the_api_at_the_admin_port(api: Api, key_set: KeySet):
+    plain = bearer("plain-key")
+    answer = await api.admin.post("/console/api/v1/chat/completions", json=CHAT, headers=plain)
+    assert answer.json()["choices"][0]["message"]["content"] == "Hello"
+    assert (await api.admin.get("/console/api/v1/models", headers=plain)).json()["data"][0]["id"] == MODEL
+    (row,) = (await api.admin.get("/debug/requests", headers=plain)).json()["requests"]
+    assert (row["endpoint"], row["status"]) == ("chat.completions", 200)
+    assert (await api.http.post("/console/api/v1/chat/completions", json=CHAT, headers=plain)).status_code == 405
