@@ -36,14 +36,14 @@ RUN /opt/tools/bin/pip --python /opt/baton/bin/python install --constraint const
     ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch
 COPY --from=wheel /wheels /wheels
 RUN /opt/tools/bin/pip --python /opt/baton/bin/python install --constraint constraints.txt \
-    "$(echo /wheels/*.whl)[otel]"
+    "$(echo /wheels/*.whl)[console,otel]"
 RUN /opt/tools/bin/cyclonedx-py environment --output-reproducible --output-file /opt/baton/sbom.json /opt/baton
 
 FROM tools AS build-cuda
 RUN /opt/tools/bin/pip --python /opt/baton/bin/python install --constraint constraints.txt torch
 COPY --from=wheel /wheels /wheels
 RUN /opt/tools/bin/pip --python /opt/baton/bin/python install --constraint constraints.txt \
-    "$(echo /wheels/*.whl)[otel,gpu]"
+    "$(echo /wheels/*.whl)[console,otel,gpu]"
 RUN /opt/tools/bin/cyclonedx-py environment --output-reproducible --output-file /opt/baton/sbom.json /opt/baton
 
 # What both images have: a user, and directories that are written to. The root can be read-only.

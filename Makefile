@@ -66,7 +66,7 @@ clean:
 $(VENV)/.run-installed: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing Baton into $(VENV)"
 	$(if $(TORCH_INDEX),$(PIP_INSTALL) --extra-index-url $(TORCH_INDEX) torch)
-	$(PIP_INSTALL) --editable .
+	$(PIP_INSTALL) --editable '.[console]'
 	@touch $@
 
 $(VENV)/.dev-installed: pyproject.toml constraints.txt | $(BIN)/python

@@ -22,6 +22,10 @@ class _Part:
 
 
 _PARTS = {
+    "console": _Part(
+        "a gateway's CPU with 1,000 requests in flight and no, one or three consoles open; a row, and a noted prefix",
+        (("rounds", 3, "rounds, of each figure the median"), ("seconds", 8, "how long each is measured")),
+    ),
     "gateway": _Part(
         "a gateway's CPU for each request and each token, with workers whose model costs nothing",
         (

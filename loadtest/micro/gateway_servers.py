@@ -32,6 +32,7 @@ class Gateway:
     port: int
     process: psutil.Process
     grpc_port: int = 0  # 0: it has none
+    admin_port: int = 0  # 0: it has none
 
     def cpu_s(self) -> float:
         """CPU seconds that all threads of the process used so far."""
@@ -40,10 +41,12 @@ class Gateway:
 
 
 @asynccontextmanager
-async def baton(model: Path, handoff: HandoffMode, step_ms: float, *, mtls: bool = False) -> AsyncIterator[Gateway]:
+async def baton(
+    model: Path, handoff: HandoffMode, step_ms: float, *, mtls: bool = False, max_num_seqs: int = 256
+) -> AsyncIterator[Gateway]:
     """Starts a gateway, two workers, whose steps take `step_ms`, and Redis. Raises ProcessError.
 
-    mtls: TLS between gateway and workers, with certificates for the purpose.
+    mtls: TLS between gateway and workers, with certificates for the purpose. max_num_seqs: in the batch of a worker.
     """
     ports = free_ports(5)
     roles = dict(zip(WorkerRole, ports, strict=False))
@@ -57,6 +60,7 @@ async def baton(model: Path, handoff: HandoffMode, step_ms: float, *, mtls: bool
         workers, probes = [], []
         for role, port in roles.items():
             command = ["loadtest.micro.simulated_worker", role, str(model), str(port), str(step_ms)]
+            command.append(str(max_num_seqs))
             starting = _python(role, sys.executable, command, environment | _mtls(directory, role))
             worker = await stack.enter_async_context(starting)
             workers.append(worker)
@@ -69,7 +73,7 @@ async def baton(model: Path, handoff: HandoffMode, step_ms: float, *, mtls: bool
         gateway = await stack.enter_async_context(_python("gateway", sys.executable, command, environment))
         processes = [*workers, gateway]
         await until_ready([http_ok(Address(_LOOPBACK, http), "/ready")], processes, _START_S)
-        yield Gateway(http, psutil.Process(gateway.process.pid), grpc)
+        yield Gateway(http, psutil.Process(gateway.process.pid), grpc, admin)
         for process in processes:
             process.check()
 

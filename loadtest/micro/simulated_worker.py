@@ -1,7 +1,8 @@
-"""A worker whose model costs nothing: `python -m loadtest.micro.simulated_worker ROLE MODEL PORT STEP_MS`.
+"""A worker whose model costs nothing: `python -m loadtest.micro.simulated_worker ROLE MODEL PORT STEP_MS SEQS`.
 
 All else in the worker is real: the gateway's stream, the step loop, the prefix cache, handoffs, the index in Redis
-(named by BATON_REDIS_URL), TLS (where BATON_MTLS names its certificates). A step takes STEP_MS, without a core.
+(named by BATON_REDIS_URL), TLS (where BATON_MTLS names its certificates). A step takes STEP_MS,
+without a core, and has at most SEQS sequences.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ from services.worker.transports import make_transports
 from services.worker.worker import Worker, WorkerParts
 
 _NUM_BLOCKS = 20_000
-_MAX_NUM_SEQS, _MAX_BATCHED_TOKENS = 256, 16_384
+_MAX_BATCHED_TOKENS = 16_384
 _MAX_MODEL_LEN = 8192
 _LOWEST_TOKEN_ID = 300  # below are special tokens and single bytes, in most vocabularies
 
@@ -72,7 +73,7 @@ def main(arguments: list[str]) -> None:
         fingerprint="simulated",
         eos_token_ids=(),
         max_model_len=_MAX_MODEL_LEN,
-        max_num_seqs=_MAX_NUM_SEQS,
+        max_num_seqs=int(arguments[4]),
         model=model_digest(open_model(model)),
         redis_url=os.environ.get(REDIS_URL_VARIABLE),
         tls=_certificate(),

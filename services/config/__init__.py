@@ -18,7 +18,7 @@ class Right(StrEnum):
     """A part of the gateway that a client's key opens."""
 
     API = "api"  # all that clients ask for
-    ADMIN = "admin"  # /debug at the admin port
+    ADMIN = "admin"  # /debug and the console at the admin port; all of the console at the API's
 
 
 class WorkerRole(StrEnum):

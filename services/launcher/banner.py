@@ -23,6 +23,7 @@ def ready_lines(config: UpConfig, max_model_len: int | None = None) -> str:
     rows = {
         "Baton is ready": f"{url}/v1",
         "gRPC": f"{local_address(serving.host, serving.grpc_port)} (baton.v1.Inference)",
+        "console": f"{admin_url(serving)}/console/{_for_a_key(config)}",
         "admin": f"{admin_url(serving)}/metrics, /debug/ledger",
         "model": f"{serving.served_model_name}{note}",
         **_context(config, max_model_len),
@@ -80,6 +81,10 @@ def _keys(config: UpConfig) -> str:
     if not _asks_for_keys(config):
         return "none: who reaches the port may use it"
     return f"those of {config.serving.keys_file}" if config.serving.keys_file else f"those of {API_KEY_VARIABLE}"
+
+
+def _for_a_key(config: UpConfig) -> str:
+    return ", with a key that has the right admin" if _asks_for_keys(config) else ""
 
 
 def _key_header(config: UpConfig) -> str:

@@ -263,7 +263,7 @@ class ServingSettings:
         str,
         Option(
             panel=_ADDRESSES,
-            help="Address to listen on for those who run the gateway: /metrics, /debug, /health, /ready.",
+            help="Address to listen on for those who run the gateway: /console, /metrics, /debug, /health, /ready.",
         ),
     ] = "127.0.0.1"
     admin_port: Annotated[int, Option(min=0, max=65535, help="Port for those who run it; 0: a free one.")] = 9001

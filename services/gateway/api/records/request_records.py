@@ -52,10 +52,10 @@ class RequestRecords:
         if not record.generates:
             return
         record.ended = now = monotonic()
-        self.rows.end(record, now)
         took = phases(record, now)
         self._metrics.phases.add(took)
         first = first_attempt(record.attempts)
+        self.rows.end(record, first, now)
         log.info(
             "request",
             endpoint=record.endpoint,

@@ -12,7 +12,6 @@ from itertools import islice
 import orjson
 
 from services.gateway.api.records.attempt_record import AttemptRecord
-from services.gateway.api.records.request_phases import first_attempt
 from services.gateway.api.records.request_record import RequestRecord
 
 KEPT_ROWS = 5000
@@ -45,10 +44,10 @@ class Phase(StrEnum):
 def outcome_of(record: RequestRecord) -> Outcome:
     """Says how a request ended, by its status and its error."""
     status = record.status
-    if status in _LEFT:
-        return Outcome.LEFT
     if status in _OK and record.error is None:
         return Outcome.OK
+    if status in _LEFT:
+        return Outcome.LEFT
     refused = status in _REFUSALS if isinstance(status, str) else 400 <= status < 500
     return Outcome.REFUSED if refused else Outcome.FAILED
 
@@ -66,9 +65,9 @@ def row_in_flight(record: RequestRecord) -> bytes:
     return _row(record, attempt, "in flight", phase_of(attempt), None)
 
 
-def _ended_row(record: RequestRecord, outcome: Outcome, ended: float) -> bytes:
-    state = "failed" if outcome in (Outcome.FAILED, Outcome.REFUSED) else "done"
-    return _row(record, first_attempt(record.attempts), state, None, _ms(ended - record.arrived))
+def _ended_row(record: RequestRecord, first: AttemptRecord | None, outcome: Outcome, ended: float) -> bytes:
+    state = "done" if outcome is Outcome.OK or outcome is Outcome.LEFT else "failed"
+    return _row(record, first, state, None, _ms(ended - record.arrived))
 
 
 def _row(
@@ -125,15 +124,15 @@ class RequestRows:
         record.number = self.num_begun
         self.in_flight[record] = None
 
-    def end(self, record: RequestRecord, ended: float) -> None:
-        """Keeps the row of a request that has ended, instead of the request."""
+    def end(self, record: RequestRecord, first: AttemptRecord | None, ended: float) -> None:
+        """Keeps the row of a request that has ended, instead of the request. first: see `first_attempt`."""
         self.in_flight.pop(record, None)
         outcome = outcome_of(record)
         self.outcomes[outcome] += 1
         if record.ttft_slo_s is not None and (ttft_s := record.ttft_s) is not None:
             self.slo_total += 1
             self.slo_met += ttft_s <= record.ttft_slo_s
-        self._ended.append((record.key_id, _ended_row(record, outcome, ended)))
+        self._ended.append((record.key_id, _ended_row(record, first, outcome, ended)))
         self.num_ended += 1
 
     @property
