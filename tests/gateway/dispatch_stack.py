@@ -44,6 +44,7 @@ class Counts:
         self.ends: Counter[str] = Counter()
         self.transports: dict[tuple[str, str], str] = {}
         self.failed_handoffs: Counter[EndReason] = Counter()
+        self.handoff_pairs: set[tuple[str, str]] = set()
         self.attempts = 0
         self.plans: Counter[Why] = Counter()
         self.cached: list[tuple[int, int]] = []
@@ -62,6 +63,7 @@ class Counts:
 
     def handoff_ended(self, outcome: str, pair: tuple[str, str]) -> None:
         self.handoffs[outcome] += 1
+        self.handoff_pairs.add(pair)
 
     def handoff_failed(self, reason: EndReason, pair: tuple[str, str]) -> None:
         self.failed_handoffs[reason] += 1

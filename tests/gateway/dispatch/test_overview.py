@@ -1,0 +1,211 @@
+"""What people are shown of the dispatch side: every worker, also one that went, pairs that are avoided, prefixes."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kvtransfer.ids import WorkerId
+from services.config import HandoffMode, WorkerRole
+from services.gateway.dispatch import lives
+from services.gateway.dispatch.lives import WorkerLives
+from services.gateway.dispatch.prefix_hits import MAX_NAMES, MAX_SHOWN, WINDOW_S, WINDOWS, PrefixHits
+from services.gateway.overview import BlockUse, WorkerOverview, WorkerState
+from services.protocol.block_hash import BlockHash, block_hashes, root_hash
+from services.protocol.frames import Load
+from services.protocol.messages import BlockEvents
+from services.protocol.outcomes import FailureCode, FinishReason
+from tests.gateway.dispatch_stack import (
+    PREFILL,
+    PROMPT,
+    Stack,
+    decode_worker,
+    eventually,
+    first,
+    prefill_worker,
+    read_all,
+    request,
+    running,
+)
+from tests.gateway.scripted_worker import empty_frame, serving, worker_hello
+
+
+def shown(stack: Stack, address: str) -> WorkerOverview:
+    (found,) = (worker for worker in stack.dispatcher.overview().workers if worker.address == address)
+    return found
+
+
+async def test_a_worker_is_shown_with_its_blocks_and_what_it_computed():
+    decode = decode_worker()
+    async with running(decode) as stack:
+        load = Load(available_blocks=40, quarantined_blocks=3, computed_tokens=99, evicted_blocks=5)
+        decode.say(empty_frame(load=load))
+        await eventually(lambda: shown(stack, decode.address).computed_tokens == 99)
+        worker = shown(stack, decode.address)
+        assert (worker.state, worker.why, worker.restarted) == (WorkerState.OK, None, 0)
+        assert (worker.blocks, worker.evicted_blocks) == (BlockUse(21, 64, 3), 5)
+        assert worker.described == stack.live[0]
+        decode.say(empty_frame(load=replace(load, draining=True)))
+        await eventually(lambda: shown(stack, decode.address).state is WorkerState.DRAINING)
+
+
+async def test_a_worker_that_went_is_gone_with_the_reason_and_comes_back_as_restarted():
+    decode = decode_worker()
+    async with running(decode) as stack:
+        began = shown(stack, decode.address).since
+        decode.refuses = "not now"  # so that it stays away
+        decode.break_stream()
+        await eventually(lambda: shown(stack, decode.address).state is not WorkerState.OK)
+        await eventually(lambda: shown(stack, decode.address).state is WorkerState.REFUSED)
+        decode.refuses, decode.hello = "", worker_hello(WorkerRole.DECODE, 0xD3)
+        await stack.connected(1)
+        worker = shown(stack, decode.address)
+        assert (worker.state, worker.restarted, worker.why) == (WorkerState.OK, 1, None)
+        assert worker.since > began
+        decode.break_stream()  # and the same worker comes back
+        await decode.until(lambda: len(decode.hellos) == 3)
+        await stack.connected(1)
+        assert shown(stack, decode.address).restarted == 1
+
+
+async def test_the_end_of_a_stream_is_seen_at_once_with_its_reason():
+    decode = decode_worker()
+    async with running() as stack:
+        async with serving(decode):
+            port = int(decode.address.rpartition(":")[2])
+            stack.dispatcher.set_addresses([decode.address])
+            await stack.connected(1)
+        await eventually(lambda: shown(stack, decode.address).state is WorkerState.GONE)
+        worker = shown(stack, decode.address)
+        await eventually(lambda: "UNAVAILABLE" in (shown(stack, decode.address).why or ""))
+        assert (worker.described["role"], worker.blocks, worker.computed_tokens) == ("decode", None, None)
+        stack.dispatcher.set_addresses([])  # as the registry says it once its lease is over
+        worker = shown(stack, decode.address)
+        assert (worker.state, "UNAVAILABLE" in (worker.why or "")) == (WorkerState.GONE, True)
+        decode.hello = worker_hello(WorkerRole.DECODE, 0xD3)
+        async with serving(decode, port):
+            stack.dispatcher.set_addresses([decode.address])
+            await stack.connected(1)
+            assert shown(stack, decode.address).restarted == 1
+
+
+async def test_workers_that_never_came_are_shown_too():
+    decode = decode_worker(protocol_major=2)
+    async with serving(decode), running(addresses=("127.0.0.1:1", decode.address)) as stack:
+        stack.dispatcher.set_addresses(["127.0.0.1:1", decode.address], {"other:1": "it serves another model"})
+        await eventually(lambda: shown(stack, decode.address).state is WorkerState.REFUSED)
+        states = {worker.address: worker.state for worker in stack.dispatcher.overview().workers}
+        assert states == {
+            "127.0.0.1:1": WorkerState.CONNECTING,
+            decode.address: WorkerState.REFUSED,
+            "other:1": WorkerState.REFUSED,
+        }
+        refused = shown(stack, "other:1")
+        assert (refused.why, refused.described) == ("it serves another model", {"address": "other:1"})
+        stack.dispatcher.set_addresses([], {"other:1": "it serves another model"})
+        assert shown(stack, "other:1").since == refused.since
+        assert not stack.dispatcher.overview().ready
+
+
+def test_what_is_kept_of_workers_that_went_has_a_bound(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lives, "MAX_KEPT", 3)
+    kept = WorkerLives()
+    for number in range(5):
+        kept.note_up(f"a:{number}", WorkerId(number), 100.0)
+        kept.note_gone(f"a:{number}", {"role": "decode"}, 100.0 + number)
+    assert [address for address, _ in kept.gone(105.0)] == ["a:2", "a:3", "a:4"]
+    kept.note_up("a:3", WorkerId(3), 106.0)
+    assert [address for address, _ in kept.gone(106.0)] == ["a:2", "a:4"]
+    assert [address for address, _ in kept.gone(103.5 + lives.KEPT_S)] == ["a:4"]
+    assert list(kept.gone(105 + lives.KEPT_S)) == []
+    life = kept.get("a:3")
+    assert life is not None
+    assert (life.is_up, life.restarted) == (True, 0)
+
+
+async def test_pairs_that_are_avoided_are_shown_with_who_says_so():
+    prefill, decode = prefill_worker(), decode_worker()
+    async with running(prefill, decode) as stack:
+        async with stack.dispatcher.generate(request()):
+            prefill.fail(await prefill.submit(), FailureCode.HANDOFF)
+            await eventually(lambda: len(stack.dispatcher.overview().avoided) == 1)
+            (pair,) = stack.dispatcher.overview().avoided
+            assert (pair.prefill, pair.decode, pair.why) == (prefill.address, decode.address, "a handoff failed")
+            assert pair.since is not None
+        decode.say(empty_frame(load=Load(available_blocks=64, avoid=(WorkerId(PREFILL),))))
+        await eventually(lambda: stack.counts.loads[decode.address].avoid == (PREFILL,))
+        assert [(pair.prefill, pair.decode) for pair in stack.dispatcher.overview().avoided] == [
+            (prefill.address, decode.address)
+        ]
+
+
+async def test_a_handoff_is_told_with_the_addresses_of_its_pair():
+    prefill, decode = prefill_worker(), decode_worker()
+    async with running(prefill, decode) as stack:
+        async with stack.dispatcher.generate(request(max_tokens=2)) as generation:
+            submit = await decode.submit()
+            prefill.say_tokens(submit, [7])
+            await first(generation)
+            decode.say_tokens(submit, [8], after=1, finish=FinishReason.LENGTH)
+            await read_all(generation)
+        assert stack.counts.handoff_pairs == {(prefill.address, decode.address)}
+
+
+async def test_what_was_delivered_and_who_waits_is_told_of_requests_in_flight():
+    decode = decode_worker()
+    async with running(decode, handoff=HandoffMode.NEVER) as stack:
+        asked = request()
+        async with stack.dispatcher.generate(asked) as generation:
+            decode.say_tokens(await decode.submit(), [7, 8, 9])
+            await first(generation)
+            assert stack.dispatcher.delivered_tokens(asked.attempts) == 3
+            assert stack.dispatcher.delivered_tokens(request().attempts) == 0
+            assert stack.dispatcher.overview().waiting == 0
+            decode.refuses = "gone"
+            decode.break_stream()
+            await eventually(lambda: stack.dispatcher.overview().waiting == 1)
+
+
+async def test_a_prefix_that_requests_find_cached_is_noted_while_somebody_looks():
+    decode = decode_worker()
+    chain = block_hashes(root_hash("f" * 32), np.array(PROMPT, np.int32), 4)
+    decode.events_at_start = BlockEvents(0, True, chain, [])
+    async with running(decode, handoff=HandoffMode.NEVER) as stack:
+
+        async def ask(prompt: list[int]) -> None:
+            async with stack.dispatcher.generate(request(prompt=prompt)):
+                await asyncio.sleep(0)
+
+        await eventually(lambda: len(decode.hellos) == 1)
+        await asyncio.sleep(0.05)  # the events come after the hello
+        await ask(PROMPT)
+        assert stack.dispatcher.prefix_hits()[1] == [], "nobody looked"
+        stack.dispatcher.watch_prefixes(True)
+        await ask(PROMPT)
+        await ask([*PROMPT, 1, 2, 3, 4, 5])
+        await ask([9] * 10)
+        _, (hit,) = stack.dispatcher.prefix_hits()
+        assert (hit.name, hit.tokens, hit.uses, hit.saved_tokens) == (chain[1].hex(), 8, 2, 16)
+        assert hit.workers == [decode.address]
+        stack.dispatcher.watch_prefixes(False)
+        assert stack.dispatcher.prefix_hits()[1] == []
+
+
+def test_noted_prefixes_have_a_bound_in_time_and_number():
+    now = [1000.0]
+    hits = PrefixHits(lambda: now[0])
+    for number in range(MAX_NAMES + 10):
+        hits.note(BlockHash(number.to_bytes(8, "big")), 16 + number, "a:1")
+    since, shown = hits.report()
+    assert (since, len(shown), shown[0].tokens) == (1000.0, MAX_SHOWN, 16 + MAX_NAMES - 1)
+    now[0] += WINDOW_S + 1
+    again = BlockHash((5).to_bytes(8, "big"))
+    for worker in ("b:1", "a:1"):
+        hits.note(again, 21, worker)
+    assert hits.report()[0] == 1000.0
+    now[0] += (WINDOWS - 1) * WINDOW_S
+    (found,) = hits.report()[1]
+    assert (found.uses, found.saved_tokens, found.workers) == (2, 42, ["b:1", "a:1"])
+    now[0] += WINDOWS * WINDOW_S
+    assert hits.report() == (now[0], [])
