@@ -84,6 +84,7 @@ SERVING: dict[str, tuple[str, Any]] = {
     "--allow-plaintext": ("allow_plaintext", True),
     "--api-key=a,b": ("api_keys", ("a", "b")),
     "--allow-anonymous": ("allow_anonymous", True),
+    "--console-text": ("console_text", True),
     "--admin-host=127.0.0.2": ("admin_host", "127.0.0.2"),
     "--admin-port=83": ("admin_port", 83),
     "--handoff=never": ("handoff", HandoffMode.NEVER),

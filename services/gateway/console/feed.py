@@ -69,7 +69,6 @@ class Feed:
     def drain(self, after_s: float) -> None:
         """Ends the streams that would hold up the end of the gateway, at once, and begins no such one from now on."""
         self._draining = True
-        self.take_turn()
         for listener in self._listeners:
             if listener.leaves_early:
                 listener.end(DRAINS)

@@ -48,14 +48,16 @@ class Application:
         elsewhere: Mapping[str, str] | None = None,
         *,
         for_clients: bool = True,
+        pages: str | None = None,
     ) -> None:
         """gate: None asks for no key. elsewhere: by how paths begin that are not here, the port that has them.
 
-        for_clients: False leaves requests out of `baton_requests_in_flight`.
+        for_clients: False leaves requests out of `baton_requests_in_flight`; so does a path that begins with `pages`.
         """
         self.router = router
         self._metrics = metrics
         self._in_flight = int(for_clients)  # by how much a request raises the gauge
+        self._pages = pages
         self._records = runners.records
         self._in_progress = runners.in_progress
         self._gate = gate
@@ -69,12 +71,13 @@ class Application:
         exchange = Exchange(scope, receive, send)
         # With an app in its scope the router raises for unknown paths, instead of answering in plain text.
         inner = {**scope, "app": self, "exchange": exchange}
+        raised = 0 if self._pages is not None and scope["path"].startswith(self._pages) else self._in_flight
         with structlog.contextvars.bound_contextvars(request_id=exchange.record.request_id):
-            self._metrics.in_flight.inc(self._in_flight)
+            self._metrics.in_flight.inc(raised)
             try:
                 await self._answer(exchange, inner, receive, send)
             finally:
-                self._metrics.in_flight.dec(self._in_flight)
+                self._metrics.in_flight.dec(raised)
                 self._records.end(exchange.record)
 
     async def _answer(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:

@@ -129,7 +129,9 @@ def create_app(parts: AppParts) -> ASGIApp:
     if not parts.console.routes:
         elsewhere["/console"] = admin_port
     gate = _gate(parts, Right.API, OPEN_PATHS, parts.console)
-    app: ASGIApp = _application(parts, routes, gate, elsewhere, for_clients=True)
+    router = Router(routes, redirect_slashes=False)
+    pages = parts.console.beginning
+    app: ASGIApp = Application(router, parts.metrics, parts.runners, gate, elsewhere, pages=pages)
     if parts.root_path:
         app = RootPath(app, parts.root_path)
     return _with_origins(app, parts.allowed_origins)
@@ -172,20 +174,14 @@ def create_admin_app(parts: AppParts) -> ASGIApp:
     ]
     elsewhere = dict.fromkeys(_AT_API_PORT, f"the port for clients, {parts.port}: see --port")
     gate = _gate(parts, Right.ADMIN, OPEN_ADMIN_PATHS, parts.admin_console)
-    return _application(parts, routes, gate, elsewhere, for_clients=False)
+    router = Router(routes, redirect_slashes=False)
+    return Application(router, parts.metrics, parts.runners, gate, elsewhere, for_clients=False)
 
 
 def _gate(parts: AppParts, right: Right, open_paths: frozenset[str], console: Pages) -> Gate | None:
     if parts.keys is None:
         return None
     return Gate(parts.keys, right, open_paths | console.open_paths, console.beginning)
-
-
-def _application(
-    parts: AppParts, routes: Sequence[Route], gate: Gate | None, elsewhere: Mapping[str, str], *, for_clients: bool
-) -> Application:
-    router = Router(routes, redirect_slashes=False)
-    return Application(router, parts.metrics, parts.runners, gate, elsewhere, for_clients=for_clients)
 
 
 def _chat(parts: AppParts) -> GenerationEndpoint[ChatRequest]:

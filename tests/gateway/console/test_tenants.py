@@ -151,6 +151,13 @@ async def test_a_key_that_is_revoked_hears_no_more(key_set: KeySet, monkeypatch:
             assert (await api.http.get("/console/feed", headers=bearer(key_set.acme))).status_code == 401
 
 
+async def test_a_console_is_no_request_that_is_being_answered(api: Api, key_set: KeySet):
+    async with feed(api.http, bearer(key_set.acme)) as listener:
+        await listener.next("tick")
+        assert (await api.http.get("/load", headers=bearer(key_set.acme))).json() == {"server_load": 0}
+        assert "baton_requests_in_flight 0.0" in (await api.admin.get("/metrics")).text.splitlines()
+
+
 async def test_tenants_leave_room_for_who_runs_the_gateway(api: Api, key_set: KeySet):
     async with AsyncExitStack() as stack:
         acme = [await stack.enter_async_context(feed(api.http, bearer(key_set.acme))) for _ in range(feeds.MAX_OF_KEY)]
