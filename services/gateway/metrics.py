@@ -285,7 +285,8 @@ class Buckets:
     def cumulated(self) -> list[tuple[str, float]]:
         """Each bound that is shown, and how many values were not above it."""
         not_above = dict(zip((*self.bounds, inf), accumulate(self.counts), strict=True))
-        return [(floatToGoString(bound), not_above[bound]) for bound in (*self._shown, inf)]
+        bounds = (*self._shown, inf)
+        return list(zip(map(floatToGoString, bounds), map(not_above.__getitem__, bounds), strict=True))
 
 
 class Times(Collector):

@@ -62,9 +62,6 @@ class Feed:
         except asyncio.CancelledError:
             self._end_all(DRAINS)
             raise
-        except Exception:
-            self._skip_turn()
-            raise
 
     def drain(self, after_s: float) -> None:
         """Ends the streams that would hold up the end of the gateway, at once, and begins no such one from now on."""
@@ -79,18 +76,27 @@ class Feed:
         self._check_room(listener)
         is_first = not self._listeners
         self._listeners[listener] = None
-        if is_first:
-            self._sources.dispatch.watch_prefixes(True)
-            self._sources.take_longest_pause_s()  # those that nobody saw
-            self.take_turn()
         try:
+            if is_first:
+                self._begin()
             yield
         finally:
             del self._listeners[listener]
             if not self._listeners:
-                self._sources.dispatch.watch_prefixes(False)
-                self._rows.stop()
-                self._ticks.stop()
+                self._stop()
+
+    def _begin(self) -> None:
+        """Takes a first turn, for the first listener."""
+        self._sources.dispatch.watch_prefixes(True)
+        self._sources.take_longest_pause_s()  # those that nobody saw
+        self.take_turn()
+
+    def _stop(self) -> None:
+        """Drops what is kept while somebody listens."""
+        self._sources.dispatch.watch_prefixes(False)
+        self._rows.stop()
+        self._ticks.stop()
+        self._prefixes = b""
 
     def _check_room(self, listener: Listener) -> None:
         if self._draining and listener.leaves_early:
@@ -104,12 +110,19 @@ class Feed:
             raise _too_many(len(of_key) if of_key else len(self._listeners))
 
     def take_turn(self) -> None:
-        """Tells all listeners what is and what has changed; takes a sample where one is due."""
+        """Tells all listeners what is and has changed; takes a sample where one is due. Raises what its parts raise."""
         samples_due = time.monotonic() >= self._sampled + STEP_S
         if not self._listeners and not samples_due:
             return
-        overview, parts = self._sources.dispatch.overview(), []
         before = self._position
+        try:
+            self._take_turn(before, samples_due)
+        except Exception:  # a defect; the next turn may be without
+            self._skip_turn(before)
+            raise
+
+    def _take_turn(self, before: Position, samples_due: bool) -> None:
+        overview, parts = self._sources.dispatch.overview(), []
         found = self._events.look(overview, self._sources.metrics.pairs.by_pair, self._redis_down())
         if samples_due:
             self._sampled += STEP_S * max(1, (time.monotonic() - self._sampled) // STEP_S)
@@ -118,9 +131,8 @@ class Feed:
             parts += [_event_of("event", each) for each in found]
             self._tell(overview, parts, before, samples_due)
 
-    def _skip_turn(self) -> None:
+    def _skip_turn(self, before: Position) -> None:
         """Lets all listeners catch up with a turn that a defect cut off."""
-        before = self._position
         self._position = before._replace(turn=before.turn + 1)
         for listener in self._listeners:
             listener.fall_behind(before)

@@ -77,8 +77,8 @@ class PrefixHits:
     def _window(self) -> dict[BlockHash, _Hits]:
         """Returns the newest window; drops those that are too old."""
         now = self._clock()
-        while self._windows and self._windows[0][0] < now - WINDOWS * WINDOW_S:
+        while self._windows and self._windows[0][0] <= now - WINDOWS * WINDOW_S:
             self._windows.popleft()
-        if not self._windows or self._windows[-1][0] < now - WINDOW_S:
+        if not self._windows or self._windows[-1][0] <= now - WINDOW_S:
             self._windows.append((now, {}))
         return self._windows[-1][1]

@@ -12,7 +12,6 @@ import pytest
 from services.gateway.api.records.request_rows import KEPT_ROWS
 from services.gateway.console import feed as feeds
 from services.gateway.console import pages
-from services.gateway.console.samples import STEP_S
 from services.gateway.overview import AvoidedPair, PrefixHit, WorkerState
 from tests.gateway.console.feed_reader import feed
 from tests.gateway.console.scripted_fleet import a_worker
@@ -24,7 +23,7 @@ async def test_a_listener_is_told_of_a_request_when_it_begins_and_as_it_goes_on(
     async with running_api() as api, feed(api.admin) as listener:
         assert (await listener.any())[0] == "hello"
         gate = asyncio.Event()
-        api.generator.script = Script(delta_per_token(api.tokens("Hello"), cached_tokens=8), gate=gate, before_gate=1)
+        api.generator.script = Script(delta_per_token([*b"Hello"], cached_tokens=8), gate=gate, before_gate=1)
         asking = asyncio.create_task(api.chat(stream=True, max_tokens=9))
         row = await listener.row(lambda row: row["ttft_ms"] is not None)
         begun = (row["state"], row["ms"], row["model"], row["endpoint"])
@@ -87,9 +86,7 @@ async def test_a_long_list_comes_in_parts_before_the_first_tick():
         assert KEPT_ROWS >= 5000
 
 
-async def test_a_sample_has_what_the_metrics_grew_by_and_the_history_keeps_it(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(feeds, "TURN_S", 0.05)
-    monkeypatch.setattr(feeds, "STEP_S", 0.2)
+async def test_a_sample_has_what_the_metrics_grew_by_and_the_history_keeps_it():
     async with running_api() as api:
         before = await metrics_of(api)
         async with feed(api.admin) as listener:
@@ -121,29 +118,34 @@ async def metrics_of(api: Api) -> dict[str, float]:
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
 
 
-async def test_nothing_is_computed_while_nobody_listens_but_a_sample():
+async def test_nothing_is_computed_while_nobody_listens_but_a_sample(monkeypatch: pytest.MonkeyPatch):
     async with running_api() as api:
-        await asyncio.sleep(2.2 * feeds.TURN_S)
-        assert api.fleet.asked == 0
-        assert STEP_S == 5
+        async with asyncio.timeout(30):
+            while not api.fleet.asked:
+                await asyncio.sleep(0.01)
+        assert api.feed._position.turn == 0, "that was a sample's"
+        monkeypatch.setattr(feeds, "STEP_S", 3600)
+        asked = api.fleet.asked
+        await asyncio.sleep(5 * feeds.TURN_S)
+        assert api.fleet.asked == asked
         async with feed(api.admin) as listener:
             await listener.next("tick")
             assert api.fleet.watched
         while api.fleet.watched:
             await asyncio.sleep(0.01)
         asked = api.fleet.asked
-        await asyncio.sleep(1.2 * feeds.TURN_S)
+        await asyncio.sleep(5 * feeds.TURN_S)
         assert api.fleet.asked == asked
 
 
 async def test_all_listeners_get_the_same_turn_which_is_made_once():
     async with running_api() as api, feed(api.admin) as one, feed(api.admin) as other:
-        await one.next("tick")
-        await other.next("tick")
+        newest = (await other.next("tick"))["now"]
+        await one.next("tick", lambda tick: tick["now"] >= newest)
         asked = api.fleet.asked
-        ticks = [(await one.next("tick"), await other.next("tick")) for _ in range(2)]
-        assert all(first == second for first, second in ticks)
-        assert api.fleet.asked == asked + 2
+        ticks = [(await one.next("tick"), await other.next("tick")) for _ in range(10)]
+        assert len({tick["now"] for pair in ticks for tick in pair}) <= 11
+        assert api.fleet.asked - asked <= 12, "once for both"
 
 
 async def test_the_fleet_is_shown_with_what_is_not_as_it_should_be():
@@ -247,12 +249,12 @@ async def test_a_listener_that_does_not_read_skips_turns_and_gets_what_it_missed
                 turns(api, 40)
                 await asyncio.sleep(0)
             assert listener.position.turn <= held.turn + 1, "nothing is written to who does not read"
-            assert api.feed._position.turn > held.turn + 100
+            assert (taken := api.feed._position.turn) > held.turn + 100
             text = await asyncio.to_thread(read_until, deaf.socket, lambda text: text.count('"state":"done"') >= 3)
         numbers = [row["n"] for name, data in events_of(text) if name in ("hello", "requests") for row in rows_of(data)]
         assert sorted({*numbers}) == [1, 2, 3]
         assert text.count("event: hello") == 1
-        assert text.count("event: tick") < 60, "it skipped most"
+        assert text.count("event: tick") < taken - 80, "it skipped most"
 
 
 async def test_one_that_missed_rows_which_are_gone_begins_anew():

@@ -18,7 +18,7 @@ async def test_a_request_s_text_is_kept_where_it_is_asked_for(stream: bool):
         api.generator.script = Script(delta_per_token(api.tokens("Hello there, you")))
         answer = await api.complete(prompt="Say hello", max_tokens=20, stream=stream, n=2)
         kept = await text_of(api, answer.headers["x-request-id"])
-        assert kept == {"prompt": "Say hello", "answers": ["Hello there, you"] * 2, "cut": False}
+        assert kept == {"prompt": "<|bos|>Say hello", "answers": ["Hello there, you"] * 2, "cut": False}
         assert (await api.admin.get("/console/about")).json()["text"] is True
 
 
@@ -67,5 +67,5 @@ async def test_only_the_ends_of_a_very_long_prompt_become_text():
         kept = await text_of(api, answer.headers["x-request-id"])
         assert kept is not None
         prompt = str(kept["prompt"])
-        assert (prompt.startswith("w0 w1 "), prompt.endswith("w2999 "), kept["cut"]) == (True, True, True)
+        assert (prompt.startswith("<|bos|>w0 w1 "), prompt.endswith("w2999 "), kept["cut"]) == (True, True, True)
         assert len(prompt) <= MAX_PROMPT_CHARACTERS + len(GAP)

@@ -48,6 +48,7 @@ class Updates:
         self._choices = choices
         self._choices_per_prompt = choices_per_prompt
         self._record = record
+        self._kept = record.text
         self._metrics = metrics
         self._last: list[float | None] = [None] * len(choices)  # by choice: when its last update came
         self._cached: list[int | None] = [None] * (len(choices) // choices_per_prompt)  # tokens, by prompt
@@ -84,11 +85,10 @@ class Updates:
         forbids it.
         """
         choice, metrics, last = self._choices[index], self._metrics.tokens, self._last
-        ready, take_text, extend, extend_part = sink.ready, sink.take_text, choice.extend, choice.extend_part
+        ready, extend, extend_part = sink.ready, choice.extend, choice.extend_part
         if extend is None or not self._in_short:
             return never
-        if self._record.text is not None:
-            take_text = _keeping(self._record.text, take_text)
+        take_text, take = (sink.take_text, sink.take) if self._kept is None else _keeping(self._kept, sink)
 
         def take_token(token: int) -> bool:
             since = last[index]
@@ -103,8 +103,7 @@ class Updates:
             if text:
                 take_text(index, text)
             elif part is not None:
-                self._keep(part)
-                sink.take(part)
+                take(part)
             return True
 
         return take_token
@@ -121,7 +120,8 @@ class Updates:
         before = choice.num_generated
         update = choice.take(delta)
         self._metrics.tokens.generated += choice.num_generated - before
-        self._keep(update)
+        if self._kept is not None:
+            _keep(self._kept, update)
         if update.finish_reason is not None:
             self._num_open -= 1
             self._record.finish_reason = update.finish_reason
@@ -131,11 +131,6 @@ class Updates:
         elif is_first:  # a later attempt may have computed more
             self._note_cached(delta)
         return update if self._gathered is None else self._gathered[delta.choice].take(update)
-
-    def _keep(self, update: Update) -> None:
-        if self._record.text is not None:
-            calls = "".join([(call.name or "") + call.arguments for call in update.tool_calls])
-            self._record.text.note_answer(update.choice, update.reasoning + update.text + calls)
 
     def _note_time(self, delta: Delta) -> bool:
         """Notes when a delta came. True: it is the first of its choice."""
@@ -172,14 +167,23 @@ class Updates:
         return Usage(self._record.prompt_tokens or 0, self.num_generated, self._record.cached_tokens or 0, reasoning)
 
 
-def _keeping(kept: KeptText, take_text: Callable[[int, str], None]) -> Callable[[int, str], None]:
-    """Returns a function that does the same, and keeps the text."""
+def _keep(kept: KeptText, update: Update) -> None:
+    calls = "".join([(call.name or "") + call.arguments for call in update.tool_calls])
+    kept.note_answer(update.choice, update.reasoning + update.text + calls)
 
-    def keep_and_take(choice: int, text: str) -> None:
+
+def _keeping(kept: KeptText, sink: UpdateSink) -> tuple[Callable[[int, str], None], Callable[[Update], bool]]:
+    """Returns functions that do what the sink's `take_text` and `take` do, and keep the text."""
+
+    def take_text(choice: int, text: str) -> None:
         kept.note_answer(choice, text)
-        take_text(choice, text)
+        sink.take_text(choice, text)
 
-    return keep_and_take
+    def take(update: Update) -> bool:
+        _keep(kept, update)
+        return sink.take(update)
+
+    return take_text, take
 
 
 class _DeltaSink:

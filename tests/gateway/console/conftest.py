@@ -1,0 +1,12 @@
+"""Consoles that are told of changes sooner than a person would see them."""
+
+import pytest
+
+from services.gateway.console import feed
+
+
+@pytest.fixture(autouse=True)
+def quick_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the feed take its turns and samples twenty times as often."""
+    monkeypatch.setattr(feed, "TURN_S", 0.05)
+    monkeypatch.setattr(feed, "STEP_S", 0.25)
