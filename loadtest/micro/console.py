@@ -1,4 +1,4 @@
-"""What the console's feed costs a gateway: CPU with 1,000 requests in flight, and no, one or three listeners.
+"""CPU that the console's feed costs a gateway with 1,000 requests in flight: with no, one or three listeners.
 
 The gateway is the one that `baton gateway` runs, behind it workers whose model costs nothing, before it a client with
 1,000 streams, of which some 30 end and begin each second. Shares are of one core, which is all that a gateway's event

@@ -245,7 +245,7 @@ def _parts(
 
 def _sources(config: GatewayConfig, runners: Runners, dispatcher: Dispatcher, metrics: GatewayMetrics) -> Sources:
     return Sources(
-        dispatch=dispatcher,
+        dispatch=dispatcher.overseen,
         records=runners.records,
         metrics=metrics,
         model_names=tuple(runners.models.by_name),

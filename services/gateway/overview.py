@@ -1,4 +1,4 @@
-"""What the dispatch side says of its workers, and main of Redis, for people who look on: values, taken at one moment.
+"""The dispatch side at one moment, as values, for people who look on.
 
 Consoles read them; both sides know this module alone. Times are in seconds since 1970.
 """

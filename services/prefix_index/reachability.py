@@ -1,4 +1,4 @@
-"""Whether Redis answers, as whoever asks it regularly finds."""
+"""The state of Redis, as whoever asks it regularly finds it."""
 
 import time
 from collections.abc import Callable

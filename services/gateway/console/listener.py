@@ -13,7 +13,7 @@ from services.gateway.http.http_protocol import StreamWriter
 
 
 class Position(NamedTuple):
-    """How much of the feed there was at the end of a turn. ended, samples, events: places of the next ones."""
+    """The extent of the feed at the end of a turn. ended, samples, events: places of the next ones."""
 
     turn: int = 0
     ended: int = 0
@@ -48,7 +48,7 @@ class Listener:
             self.fall_behind(position)
 
     def fall_behind(self, position: Position) -> None:
-        """Has its task send it what it lacks. position: up to where it was sent everything, if it kept up so far."""
+        """Lets its task send it what it lacks. position: up to where it was sent everything, if it kept up so far."""
         if not self._behind.is_set():
             self.position = position
             self._behind.set()

@@ -76,7 +76,7 @@ class Files:
 
 
 class ConsolePages:
-    """What consoles ask for at one port, and are told.
+    """Answers what consoles ask for at one port.
 
     keys, right: those that open this port; keys: None asks for none. api: the path of the API, from /console/.
     leaves_early: streams must not hold up the end of this port's server.

@@ -10,7 +10,7 @@ from services.gateway.overview import Overseen
 
 
 class ServerHealth(Protocol):
-    """Whether Redis answers: see Reachability of the prefix index."""
+    """The last word on whether Redis answers; `Reachability` of the prefix index is one."""
 
     @property
     def why(self) -> str | None:

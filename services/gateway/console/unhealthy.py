@@ -1,4 +1,4 @@
-"""What is not as it should be, worst first: a pure function of what is known."""
+"""Lists what is not as it should be, worst first: a pure function of what is known."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping

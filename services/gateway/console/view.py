@@ -1,4 +1,4 @@
-"""What a caller may see: everything, or the requests of its own key."""
+"""The part that a caller may see: everything, or the requests of its own key."""
 
 from dataclasses import dataclass
 

@@ -21,15 +21,14 @@ from services.gateway.api.generation import GenerationRequest, Overloaded, Refus
 from services.gateway.dispatch.costs import CostModel
 from services.gateway.dispatch.descriptions import describe_entry, describe_worker
 from services.gateway.dispatch.fleet import Fleet, LiveWorker
-from services.gateway.dispatch.fleet_overview import avoided_pairs, overview_of_workers
 from services.gateway.dispatch.ledger.entry import LedgerEntry
 from services.gateway.dispatch.ledger.ledger import Ledger, LedgerObserver
 from services.gateway.dispatch.links import LinkRefused, WorkerLink, of_another_model
 from services.gateway.dispatch.lives import WorkerLives
+from services.gateway.dispatch.overseer import Overseer, Status
 from services.gateway.dispatch.placement import Placement, PlacementObserver
 from services.gateway.dispatch.reader import Reader, Relays
 from services.gateway.dispatch.router import NoPlan, Policy
-from services.gateway.overview import DispatchOverview, PrefixHit
 from services.prefix_index.base import PrefixIndex
 from services.protocol.capabilities import EMBEDDINGS, in_words
 from services.protocol.frames import Failure, Frame, Load
@@ -102,9 +101,9 @@ class Dispatcher:
         self._placement = Placement(self._ledger, self._fleet, policy, self._costs, observer, self._begin_again)
         self._tried = False  # every address that was known at the start
         self._told = len(self._links) > 0  # of all workers that there are
-        self._refused: Mapping[str, str] = {}
-        self._refused_since: Mapping[str, float] = {}  # in seconds since 1970
         self._lives = WorkerLives()
+        hits = self._placement.prefix_hits
+        self.overseen = Overseer(self._fleet, self._links, self._lives, self._ledger, hits, self._status)
         self._bytes_moved: dict[str, tuple[WorkerId, int]] = {}  # by address: who reported last, and how many
         self._alternatives = 0  # that requests in flight may get, see MAX_ALTERNATIVES_IN_FLIGHT
         self._draining = False
@@ -125,8 +124,7 @@ class Dispatcher:
         refused: further workers, which do not fit, with the reason of each by its address.
         """
         self._told = True
-        self._refused, now = refused or {}, time.time()
-        self._refused_since = {address: self._refused_since.get(address, now) for address in self._refused}
+        self._lives.note_refused(refused or {}, time.time())
         wanted = set(addresses)
         for address in wanted - self._links.keys():
             self._links[address] = link = WorkerLink(address, self, self._access.channels)
@@ -319,7 +317,7 @@ class Dispatcher:
     def refused(self) -> dict[str, str]:
         """The workers that do not fit this gateway: the reason of each, by its address."""
         links = {link.address: link.why_not for link in self._links.values() if link.refused and not link.connected}
-        return {**self._refused, **links}
+        return {**self._lives.refused(), **links}
 
     def describe(self) -> dict[str, object]:
         """The ledger and the live workers, as plain values."""
@@ -331,36 +329,12 @@ class Dispatcher:
             "not_connected": [
                 {"address": link.address, "why": link.why_not} for link in self._links.values() if not link.connected
             ],
-            "refused": [{"address": address, "why": why} for address, why in self._refused.items()],
+            "refused": [{"address": address, "why": why} for address, why in self._lives.refused().items()],
             "learned": asdict(self._costs.figures()),
         }
 
-    def overview(self) -> DispatchOverview:
-        """See Overseen."""
-        now = time.time()
-        return DispatchOverview(
-            gateway=f"{self._gateway_id:016x}",
-            ready=self.ready(),
-            draining=self._draining,
-            waiting=sum(entry.attempt is None for entry in self._ledger),
-            workers=overview_of_workers(self._fleet, self._links, self._lives, self._refused_with_time(), now),
-            avoided=avoided_pairs(self._fleet, self._ledger.pairs, self._loop.time(), now),
-        )
-
-    def _refused_with_time(self) -> dict[str, tuple[str, float]]:
-        return {address: (why, self._refused_since[address]) for address, why in self._refused.items()}
-
-    def delivered_tokens(self, attempts: object) -> int:
-        """See Overseen."""
-        return sum(len(entry.generated) for entry in self._ledger if entry.request.attempts is attempts)
-
-    def watch_prefixes(self, on: bool) -> None:
-        """See Overseen."""
-        self._placement.prefix_hits.watch(on)
-
-    def prefix_hits(self) -> tuple[float, Sequence[PrefixHit]]:
-        """See Overseen."""
-        return self._placement.prefix_hits.report()
+    def _status(self) -> Status:
+        return Status(f"{self._gateway_id:016x}", self.ready(), self._draining)
 
     def _begin_again(self) -> None:
         """Goes on under a new gateway id, when all handles are used up: new streams know none of the old handles.

@@ -15,16 +15,15 @@ def overview_of_workers(
     fleet: Iterable[LiveWorker],
     links: Mapping[str, WorkerLink],
     lives: WorkerLives,
-    refused: Mapping[str, tuple[str, float]],
     now: float,
 ) -> list[WorkerOverview]:
-    """Returns all workers by their addresses. refused: by the registry, why and since when; now: since 1970."""
+    """Returns all workers by their addresses. now: in seconds since 1970."""
     found = {worker.link.address: _live(worker, lives.get(worker.link.address)) for worker in fleet}
     for address, link in links.items():
         if not link.connected and address not in found:
             lives.note_why(address, link.why_not)
             found[address] = _without_stream(link, lives.get(address))
-    for address, (why, since) in refused.items():
+    for address, (why, since) in lives.refused_since().items():
         found.setdefault(address, _absent(address, WorkerState.REFUSED, why, since, None))
     for address, life in lives.gone(now):
         found.setdefault(address, _absent(address, WorkerState.GONE, life.why, life.since, life))

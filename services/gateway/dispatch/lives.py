@@ -1,4 +1,5 @@
-"""The lives of workers by their addresses: how often each was started anew, and those that went and are not back.
+"""The lives of workers by their addresses: how often each was started anew, those that went and are not back, and those
+that the registry has and that do not fit.
 
 An address outlives its link, which goes when the registry drops a worker. What is kept of one that went has a bound in
 time and in number.
@@ -30,6 +31,7 @@ class WorkerLives:
 
     def __init__(self) -> None:
         self._by_address: dict[str, Life] = {}
+        self._refused: dict[str, tuple[str, float]] = {}  # why, and since when
 
     def note_up(self, address: str, worker: WorkerId, now: float) -> None:
         """Notes that a stream to a worker began. The same worker id as before is the same life."""
@@ -50,6 +52,21 @@ class WorkerLives:
         life = self._by_address.get(address)
         if life is not None and not life.is_up:
             life.why = why
+
+    def note_refused(self, refused: Mapping[str, str], now: float) -> None:
+        """Notes all workers of the registry that do not fit, with the reason of each by its address."""
+        before, self._refused = self._refused, {}
+        for address, why in refused.items():
+            _, since = before.get(address, ("", now))
+            self._refused[address] = why, since
+
+    def refused(self) -> dict[str, str]:
+        """The workers of the registry that do not fit: the reason of each, by its address."""
+        return {address: why for address, (why, _) in self._refused.items()}
+
+    def refused_since(self) -> Mapping[str, tuple[str, float]]:
+        """The reasons of the same workers, and since when each holds, by address."""
+        return self._refused
 
     def get(self, address: str) -> Life | None:
         """The worker at an address; None: none was there lately."""

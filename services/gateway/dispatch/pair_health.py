@@ -58,7 +58,7 @@ class PairHealth:
         return frozenset(pair for pair, failing in self._failing.items() if failing.until > now)
 
     def failing_since(self, pair: Pair) -> float | None:
-        """When the last handoff of a pair failed; None: it did not."""
+        """The time at which the last handoff of a pair failed; None: it did not."""
         failing = self._failing.get(pair)
         return None if failing is None else failing.failed_at
 

@@ -32,7 +32,7 @@ from tests.gateway.scripted_worker import empty_frame, serving, worker_hello
 
 
 def shown(stack: Stack, address: str) -> WorkerOverview:
-    (found,) = (worker for worker in stack.dispatcher.overview().workers if worker.address == address)
+    (found,) = (worker for worker in stack.dispatcher.overseen.overview().workers if worker.address == address)
     return found
 
 
@@ -95,7 +95,7 @@ async def test_workers_that_never_came_are_shown_too():
     async with serving(decode), running(addresses=("127.0.0.1:1", decode.address)) as stack:
         stack.dispatcher.set_addresses(["127.0.0.1:1", decode.address], {"other:1": "it serves another model"})
         await eventually(lambda: shown(stack, decode.address).state is WorkerState.REFUSED)
-        states = {worker.address: worker.state for worker in stack.dispatcher.overview().workers}
+        states = {worker.address: worker.state for worker in stack.dispatcher.overseen.overview().workers}
         assert states == {
             "127.0.0.1:1": WorkerState.CONNECTING,
             decode.address: WorkerState.REFUSED,
@@ -105,7 +105,7 @@ async def test_workers_that_never_came_are_shown_too():
         assert (refused.why, refused.described) == ("it serves another model", {"address": "other:1"})
         stack.dispatcher.set_addresses([], {"other:1": "it serves another model"})
         assert shown(stack, "other:1").since == refused.since
-        assert not stack.dispatcher.overview().ready
+        assert not stack.dispatcher.overseen.overview().ready
 
 
 def test_what_is_kept_of_workers_that_went_has_a_bound(monkeypatch: pytest.MonkeyPatch):
@@ -129,13 +129,13 @@ async def test_pairs_that_are_avoided_are_shown_with_who_says_so():
     async with running(prefill, decode) as stack:
         async with stack.dispatcher.generate(request()):
             prefill.fail(await prefill.submit(), FailureCode.HANDOFF)
-            await eventually(lambda: len(stack.dispatcher.overview().avoided) == 1)
-            (pair,) = stack.dispatcher.overview().avoided
+            await eventually(lambda: len(stack.dispatcher.overseen.overview().avoided) == 1)
+            (pair,) = stack.dispatcher.overseen.overview().avoided
             assert (pair.prefill, pair.decode, pair.why) == (prefill.address, decode.address, "a handoff failed")
             assert pair.since is not None
         decode.say(empty_frame(load=Load(available_blocks=64, avoid=(WorkerId(PREFILL),))))
         await eventually(lambda: stack.counts.loads[decode.address].avoid == (PREFILL,))
-        assert [(pair.prefill, pair.decode) for pair in stack.dispatcher.overview().avoided] == [
+        assert [(pair.prefill, pair.decode) for pair in stack.dispatcher.overseen.overview().avoided] == [
             (prefill.address, decode.address)
         ]
 
@@ -159,12 +159,12 @@ async def test_what_was_delivered_and_who_waits_is_told_of_requests_in_flight():
         async with stack.dispatcher.generate(asked) as generation:
             decode.say_tokens(await decode.submit(), [7, 8, 9])
             await first(generation)
-            assert stack.dispatcher.delivered_tokens(asked.attempts) == 3
-            assert stack.dispatcher.delivered_tokens(request().attempts) == 0
-            assert stack.dispatcher.overview().waiting == 0
+            assert stack.dispatcher.overseen.delivered_tokens(asked.attempts) == 3
+            assert stack.dispatcher.overseen.delivered_tokens(request().attempts) == 0
+            assert stack.dispatcher.overseen.overview().waiting == 0
             decode.refuses = "gone"
             decode.break_stream()
-            await eventually(lambda: stack.dispatcher.overview().waiting == 1)
+            await eventually(lambda: stack.dispatcher.overseen.overview().waiting == 1)
 
 
 async def test_a_prefix_that_requests_find_cached_is_noted_while_somebody_looks():
@@ -180,16 +180,16 @@ async def test_a_prefix_that_requests_find_cached_is_noted_while_somebody_looks(
         await eventually(lambda: len(decode.hellos) == 1)
         await asyncio.sleep(0.05)  # the events come after the hello
         await ask(PROMPT)
-        assert stack.dispatcher.prefix_hits()[1] == [], "nobody looked"
-        stack.dispatcher.watch_prefixes(True)
+        assert stack.dispatcher.overseen.prefix_hits()[1] == [], "nobody looked"
+        stack.dispatcher.overseen.watch_prefixes(True)
         await ask(PROMPT)
         await ask([*PROMPT, 1, 2, 3, 4, 5])
         await ask([9] * 10)
-        _, (hit,) = stack.dispatcher.prefix_hits()
+        _, (hit,) = stack.dispatcher.overseen.prefix_hits()
         assert (hit.name, hit.tokens, hit.uses, hit.saved_tokens) == (chain[1].hex(), 8, 2, 16)
         assert hit.workers == [decode.address]
-        stack.dispatcher.watch_prefixes(False)
-        assert stack.dispatcher.prefix_hits()[1] == []
+        stack.dispatcher.overseen.watch_prefixes(False)
+        assert stack.dispatcher.overseen.prefix_hits()[1] == []
 
 
 def test_noted_prefixes_have_a_bound_in_time_and_number():

@@ -38,7 +38,8 @@ async def test_the_table_for_people_has_every_page():
     async with running_api() as api:
         _, admin = api.applications
         assert isinstance(admin, Application)
-        pages = {each.path.replace("{request_id:path}", "ID") for each in described(admin.router.routes)}
+        names = {"{request_id:path}": "ID", "{file:path}": "FILE"}
+        pages = {re.sub(r"{.*}", lambda found: names[found[0]], each.path) for each in described(admin.router.routes)}
     section = API.read_text().partition("At the admin port")[2].partition("\n`/debug/ledger` is JSON")[0]
     cells = re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE)
     assert {path for cell in cells for path in re.findall(r"`([^`]+)`", cell)} == pages
