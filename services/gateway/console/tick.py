@@ -63,7 +63,8 @@ class Ticks:
         if redis is None:
             return {"state": "none", "why": None, "since": None}
         why, since = redis.registry.why, redis.registry.since
-        return {"state": "ok" if why is None else "down", "why": why, "since": since}
+        state = "ok" if why is None else "down"
+        return {"state": state, "why": why, "since": None if since is None else round(since, 3)}
 
     def _workers(self, overview: DispatchOverview) -> list[dict[str, Any]]:
         before, self._computed = self._computed, {}
