@@ -94,8 +94,14 @@ def _over_http(url: str, paths: Set[str]) -> str | None:
             return None
         if refused.status_code == 400 and "its URL begins with https://" in refused.text:
             return None
-        opened = sorted(path for path in paths if client.get(path).status_code not in _REFUSED)
+        opened = sorted(path for path in paths if _status(client, path) not in _REFUSED)
     return "serves HTTP" if len(opened) == len(paths) else f"401, but {', '.join(f'`{path}`' for path in opened)}"
+
+
+def _status(client: httpx2.Client, path: str) -> int:
+    """The status of an answer, which may be a stream without an end."""
+    with client.stream("GET", path) as answer:
+        return answer.status_code
 
 
 def _over_grpc(channel: grpc.Channel) -> str | None:
