@@ -6,10 +6,20 @@ has waited for it, and has sent what it missed.
 
 import asyncio
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from services.gateway.console.view import View
-from services.gateway.http.http_protocol import StreamWriter
+
+
+class Stream(Protocol):
+    """An answer that has begun: see StreamWriter of `http/http_protocol.py`."""
+
+    @property
+    def write(self) -> Callable[[bytes], None]:
+        """Writes a part, without waiting; to be called when it is ready."""
+
+    def ready(self) -> bool:
+        """True while the client keeps up."""
 
 
 class Position(NamedTuple):
@@ -27,7 +37,7 @@ class Listener:
     why_over: why its stream is to end; None: it goes on.
     """
 
-    def __init__(self, stream: StreamWriter, view: View, is_valid: Callable[[], bool], leaves_early: bool) -> None:
+    def __init__(self, stream: Stream, view: View, is_valid: Callable[[], bool], leaves_early: bool) -> None:
         """is_valid: its key still sees this view. leaves_early: it must not hold up the end of its port's server."""
         self.view = view
         self.leaves_early = leaves_early
