@@ -9,9 +9,11 @@ import pytest
 import structlog
 
 from kvtransfer.ids import WorkerId
+from services.gateway.dispatch import discovery
 from services.gateway.dispatch.discovery import follow_registry
 from services.prefix_index.publication import pack_id
 from services.prefix_index.publisher import IndexPublisher
+from services.prefix_index.reachability import Reachability
 from services.prefix_index.redis_client import DEAD, LEASES, RECORDS, SWEEPER, UNREACHABLE, Client, connect
 from services.prefix_index.registry import Registry, WorkerRecord
 from tests.prefix_index.test_redis_index import chain_of, index_on
@@ -60,6 +62,29 @@ async def test_workers_of_other_models_are_refused_with_the_reason_and_logged_on
     why = "it serves model another, this gateway model: their configuration or tokenizer differs"
     assert refused == {other.address: why}
     assert [(log["event"], log["address"], log["reason"]) for log in logs] == [("worker refused", other.address, why)]
+
+
+async def test_who_follows_it_knows_whether_redis_answers(
+    server: RedisServer, client: Client, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(discovery, "POLL_EVERY_S", 0.02)
+    state = Reachability()
+    following = asyncio.create_task(follow_registry(Registry(client), "model", lambda *_: None, state))
+    try:
+        async with asyncio.timeout(60):
+            while state.since is None:
+                await asyncio.sleep(0.01)
+            assert state.why is None
+            server.kill()
+            while state.why is None:
+                await asyncio.sleep(0.01)
+            down = state.since
+            server.start()
+            while state.why is not None:
+                await asyncio.sleep(0.01)
+            assert down < state.since
+    finally:
+        following.cancel()
 
 
 async def test_that_an_id_was_forgotten_is_said_until_the_worker_takes_another(server: RedisServer, client: Client):

@@ -95,6 +95,7 @@ class ConsolePages:
     ) -> None:
         self._sources = sources
         self._feed = feed
+        self._version = version("baton-serve")  # is read from files
         self._has_plotly = has_plotly
         self._api = api
         self._leaves_early = leaves_early
@@ -138,7 +139,7 @@ class ConsolePages:
         sources, view = self._sources, view_of(exchange.caller)
         overview = sources.dispatch.overview()
         return {
-            "version": version("baton-serve"),
+            "version": self._version,
             "gateway": overview.gateway,
             "pid": os.getpid(),
             "models": list(sources.model_names),

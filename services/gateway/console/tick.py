@@ -20,6 +20,7 @@ class Ticks:
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
+        self._version = version("baton-serve")  # is read from files
         self._process = psutil.Process()
         self._began = time.monotonic()
         self._computed: dict[object, tuple[int, float]] = {}  # by worker id: tokens, and when
@@ -47,7 +48,7 @@ class Ticks:
         return {
             "id": overview.gateway,
             "pid": os.getpid(),
-            "version": version("baton-serve"),
+            "version": self._version,
             "protocol": f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}",
             "in_flight": len(self._sources.records.rows.in_flight),
             "waiting": overview.waiting,
