@@ -246,7 +246,7 @@ class PhaseMetrics(Collector):
     """The time that finished requests spent in each of their phases. One thread both adds and reads."""
 
     def __init__(self) -> None:
-        self.by_name = {name: Buckets(_PHASE_BUCKETS) for name in PHASES}
+        self.by_name = {name: Buckets(_PHASE_BUCKETS, fine=name == "queue") for name in PHASES}
 
     def add(self, phases: Mapping[str, float]) -> None:
         """Counts the seconds of one request's phases."""
@@ -265,14 +265,15 @@ class PhaseMetrics(Collector):
 class Buckets:
     """A histogram that costs a tenth of the library's, for what one thread adds often.
 
-    It counts in finer buckets than Prometheus is shown, so that percentiles can be made of it: each is a fifth wider
-    than the one before. bounds: the upper ends of all buckets but the last, in order. counts: by bucket, one more than
-    bounds.
+    bounds: the upper ends of all buckets but the last, in order. counts: by bucket, one more than bounds.
     """
 
-    def __init__(self, shown: tuple[float, ...]) -> None:
-        """shown: the bounds that Prometheus is shown, which are among all bounds."""
-        self.bounds = tuple(sorted({*shown, *_FINE_BOUNDS}))
+    def __init__(self, shown: tuple[float, ...], *, fine: bool = True) -> None:
+        """shown: the bounds that Prometheus is shown, which are among all bounds.
+
+        fine: it counts in finer buckets too, each a fifth wider than the one before, to make percentiles of.
+        """
+        self.bounds = tuple(sorted({*map(float, shown), *(_FINE_BOUNDS if fine else ())}))
         self.counts = [0] * (len(self.bounds) + 1)
         self.total = 0.0
         self._shown = shown

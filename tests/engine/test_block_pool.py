@@ -55,6 +55,7 @@ def test_any_sequence_of_admissions_and_releases_keeps_every_block_in_one_place(
     cache, pool = make(12)
     running: list[list[int]] = []
     known: dict[int, bytes] = {}
+    evicted = 0
     for operation in operations:
         if isinstance(operation, int):
             if running:
@@ -65,6 +66,7 @@ def test_any_sequence_of_admissions_and_releases_keeps_every_block_in_one_place(
         cache.check()
         assert all(cache.contains(block) for blocks in running for block in blocks)
         events = cache.take_events()
+        evicted += events.tokens.count(None)
         if None in events.tokens:
             assert pool._num_free == 0, "more was evicted than was needed"
         for node, parent, tokens in events:  # a parent is there before its children, and goes after them
@@ -74,6 +76,7 @@ def test_any_sequence_of_admissions_and_releases_keeps_every_block_in_one_place(
             else:
                 del known[node]
     assert len(known) == len(cache)
+    assert pool.num_evicted == evicted
 
 
 def test_all_or_none():
