@@ -19,11 +19,13 @@ SLOWEST_LAST = (
     "helm",
     "launcher",
     "clients",
+    "console",
     "e2e",
     "faults",
 )  # folders, in the order in which they run last
 TOGETHER = {  # how node ids begin; tests of one value run in one process, so that what takes long starts once
     "tests/clients/": "clients",
+    "tests/console/": "console",
     "tests/e2e/test_demo_model.py": "demo model",
     "tests/e2e/": "workers",
     "tests/rules/": "rules",

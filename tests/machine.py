@@ -18,6 +18,7 @@ AMX, NO_AMX, BFLOAT16, GCC = "AMX", "no AMX", "AVX-512 with bfloat16", "gcc"
 TWO_CORES, GPU, NO_GPU = "two cores", "a CUDA device", "no CUDA device"
 REDIS = "redis-server"  # a distribution's, which knows TLS
 FAKETIME = "libfaketime"
+CHROMIUM = "chromium and its driver"
 NAMESPACES = "permission to make namespaces"  # of networks and mounts
 
 _REASON = "this machine lacks: "
@@ -62,6 +63,7 @@ FEATURES: dict[str, Callable[[], bool]] = {
     BFLOAT16: lambda: flags().issuperset(_BFLOAT16_FLAGS),
     REDIS: lambda: shutil.which(REDIS) is not None,
     FAKETIME: lambda: faketime_library() is not None,
+    CHROMIUM: lambda: all(map(shutil.which, ("chromium", "chromedriver"))),
     NAMESPACES: lambda: _permits("unshare", "--net", "--mount", "true"),
     GCC: lambda: shutil.which(GCC) is not None,
     TWO_CORES: lambda: len(os.sched_getaffinity(0)) >= 2,

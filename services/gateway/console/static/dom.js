@@ -1,0 +1,87 @@
+/**
+ * Elements without markup in strings: whatever comes from a server becomes a text node or an attribute, never HTML.
+ */
+
+const SVG = "http://www.w3.org/2000/svg";
+const keptLists = new WeakMap();
+
+/**
+ * Makes an element of HTML.
+ *
+ * @param {string} name - the element's, classes after points: "p.note.small"
+ * @param {Object} [attributes] - by name. A function is a listener of the event of that name; true is an attribute
+ *   without a value; null, undefined and false leave the attribute out. `value`, `checked` and `disabled` are set as
+ *   properties.
+ * @param {...(Node|string|number|null|Array)} children - null and false are left out
+ */
+export function el(name, attributes = {}, ...children) {
+  return fill(document.createElement(name.split(".")[0]), name, attributes, children);
+}
+
+/** Makes an element of SVG; the parameters are those of `el`. */
+export function svg(name, attributes = {}, ...children) {
+  return fill(document.createElementNS(SVG, name.split(".")[0]), name, attributes, children);
+}
+
+function fill(element, name, attributes, children) {
+  const classes = name.split(".").slice(1);
+  if (classes.length) element.setAttribute("class", classes.join(" "));
+  setAll(element, attributes);
+  element.append(...children.flat(2).filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+/** Sets attributes as `el` does. */
+export function setAll(element, attributes) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (typeof value === "function") element.addEventListener(name, value);
+    else if (name === "value" || name === "checked" || name === "disabled") element[name] = value;
+    else if (value === null || value === undefined || value === false) element.removeAttribute(name);
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+}
+
+/** Sets an element's text, if it is another one. */
+export function setText(element, text) {
+  const wanted = String(text);
+  if (element.textContent !== wanted) element.textContent = wanted;
+}
+
+/** Puts children in the place of all that an element has. */
+export function replace(element, ...children) {
+  element.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+}
+
+/**
+ * Shows a list of things as children of `parent`, and keeps the element of a thing that stays: what has the focus keeps
+ * it, and nothing flickers.
+ *
+ * @param {Element} parent - has no other children
+ * @param {Array} items
+ * @param {function(item): string} keyOf - the item's name, unlike that of any other
+ * @param {function(item): {element: Element, update: function(item)}} make - called once for each name
+ */
+export function showList(parent, items, keyOf, make) {
+  const kept = keptLists.get(parent) ?? new Map();
+  const next = new Map();
+  let before = null;
+  for (const item of items) {
+    const key = keyOf(item);
+    const view = kept.get(key) ?? make(item);
+    view.update(item);
+    next.set(key, view);
+    const wanted = before === null ? parent.firstChild : before.nextSibling;
+    if (wanted !== view.element) parent.insertBefore(view.element, wanted);
+    before = view.element;
+  }
+  for (const [key, view] of kept) if (!next.has(key)) view.element.remove();
+  keptLists.set(parent, next);
+}
+
+let lastId = 0;
+
+/** An id that no other element has. */
+export function newId(what) {
+  lastId += 1;
+  return `${what}-${lastId}`;
+}
