@@ -15,8 +15,10 @@ from types import NoneType
 from typing import Any, get_args
 
 import yaml
+from prometheus_client import CollectorRegistry
 
 from services.config.option import OptionField, options_of
+from services.gateway.metrics import GatewayMetrics
 from services.process.configs import GatewayConfig, ModelChoice, WorkerConfig
 
 CHART = Path(__file__).parent / "baton"
@@ -102,6 +104,13 @@ def _list(items: Schema) -> Schema:
 
 def _ref(name: str) -> Schema:
     return {"$ref": f"#/definitions/{name}"}
+
+
+def ttft_bounds() -> list[float]:
+    """Returns the bounds of the histogram of times to a first token, whole ones as integers; rules count by them."""
+    (histogram,) = GatewayMetrics(CollectorRegistry()).ttft.collect()
+    bounds = [float(sample.labels["le"]) for sample in histogram.samples if "le" in sample.labels]
+    return [int(bound) if bound.is_integer() else bound for bound in bounds if math.isfinite(bound)]
 
 
 DEFINITIONS: dict[str, Schema] = {
@@ -197,7 +206,10 @@ RULES: dict[str, Schema] = {
     "metricRelabelings": _ref("objects"),
     "monitoring.monitor": {"enum": ["none", "service", "pod"]},
     "monitoring.rules.errorRatio": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
-    "monitoring.rules.ttftSeconds": {"type": "number", "exclusiveMinimum": 0},
+    "monitoring.rules.ttftSeconds": {"enum": ttft_bounds()},
+    "monitoring.rules.ttftObjective": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+    "monitoring.rules.without": _ref("texts"),
+    "monitoring.rules.runbooks": {"type": "string", "pattern": "^(https?://[^#]+)?$"},
     "parentRefs": _ref("objects"),
     "backendTlsPolicy.validation": {"type": "object"},
     "extraObjects": _list({"type": ["object", "string"]}),

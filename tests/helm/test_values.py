@@ -52,6 +52,9 @@ def test_every_wrong_value_is_refused_by_name(helm: Helm):
         "autoscaling.kind=vpa",
         "monitoring.monitor=true",
         "monitoring.rules.errorRatio=2",
+        "monitoring.rules.ttftSeconds=3",
+        "monitoring.rules.ttftObjective=1",
+        "monitoring.rules.runbooks=docs",
         "ingress.hosts=chat.example.com",
     ]
     with pytest.raises(Refused) as refused:
@@ -99,6 +102,7 @@ SWITCHES = {
 }
 CHOICES = {"pullPolicy", "logFormat", "gateway.handoff", "workers.transport", "workers.dtype", "model.cache.accessMode"}
 CHOICES |= {"gateway.service.externalTrafficPolicy", "gateway.service.sessionAffinity"}
+CHOICES |= {"monitoring.rules.ttftSeconds", "monitoring.rules.without"}
 FORMS = {
     "model.path": "/{}",
     "model.mountPath": "/{}",
@@ -113,6 +117,7 @@ FORMS = {
     "interval": "{}s",
     "redis.maxMemory": "{}mb",
     "autoscaling.prometheus": "http://{}",
+    "monitoring.rules.runbooks": "https://{}",
 }
 DERIVED = {"workers.startupSeconds"}  # a number of tries; test_pods.py has a test of it
 
@@ -214,6 +219,8 @@ CHANGES = {
     "autoscaling.kind": "hpa,monitoring.rules.enabled=true",
     "monitoring.monitor": "pod",
     "monitoring.rules.enabled": "true",
+    "monitoring.rules.ttftSeconds": "5,monitoring.rules.enabled=true",
+    "monitoring.rules.without": "{BatonRefusals},monitoring.rules.enabled=true",
     "monitoring.dashboard.enabled": "true",
     "ingress.enabled": "true,ingress.host=chat.example.com",
     "httpRoute.enabled": "true,httpRoute.parentRefs[0].name=public",

@@ -3,9 +3,9 @@
 namespace="{{ .Release.Namespace }}",pod=~"{{ include "baton.fullname" . }}-gateway-.*"
 {{- end }}
 
-{{/* The endpoints that supervisors, load balancers and Prometheus ask, and no client: by the label of a metric. */}}
+{{/* Leaves out what supervisors, load balancers, Prometheus and consoles ask, and no client: by the label of a metric. */}}
 {{- define "baton.clients" -}}
-endpoint!~"debug[.].*|docs([.].*)?|health|load|metrics|openapi[.]json|ping|ready|root"
+endpoint!~"console([.].*)?|debug[.].*|docs([.].*)?|health|load|metrics|openapi[.]json|ping|ready|root"
 {{- end }}
 
 {{/* Requests in flight at all gateways, or sequences at all workers of a role. Every gateway reports every worker. */}}
@@ -21,6 +21,18 @@ sum(max by (worker) (baton_worker_running{role="{{ .component }}",{{ $series }}}
 {{/* The recording rule of the above, by which an autoscaler asks for it. Takes (root, component). */}}
 {{- define "baton.workRecord" -}}
 baton:{{ .component }}_{{ ternary "requests" "sequences" (eq .component "gateway") }}:sum
+{{- end }}
+
+{{/* The share of first tokens that came later than they should, in a window. Takes (root, window). */}}
+{{- define "baton.lateTokens" -}}
+{{- $series := include "baton.series" .root }}
+{{- $bound := .root.Values.monitoring.rules.ttftSeconds -}}
+1 - sum(rate(baton_ttft_seconds_bucket{le=~"{{ $bound }}([.]0)?",{{ $series }}}[{{ .window }}])) / sum(rate(baton_ttft_seconds_count{ {{- $series -}} }[{{ .window }}]))
+{{- end }}
+
+{{/* The recording rule of the above. Takes (root, window). */}}
+{{- define "baton.lateRecord" -}}
+baton:first_tokens_late:share{{ .window }}
 {{- end }}
 
 {{/* How gateways are scraped. Takes the root. */}}
