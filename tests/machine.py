@@ -19,6 +19,7 @@ TWO_CORES, GPU, NO_GPU = "two cores", "a CUDA device", "no CUDA device"
 REDIS = "redis-server"  # a distribution's, which knows TLS
 FAKETIME = "libfaketime"
 CHROMIUM = "chromium and its driver"
+PROMTOOL = "promtool"
 NAMESPACES = "permission to make namespaces"  # of networks and mounts
 
 _REASON = "this machine lacks: "
@@ -64,6 +65,7 @@ FEATURES: dict[str, Callable[[], bool]] = {
     REDIS: lambda: shutil.which(REDIS) is not None,
     FAKETIME: lambda: faketime_library() is not None,
     CHROMIUM: lambda: all(map(shutil.which, ("chromium", "chromedriver"))),
+    PROMTOOL: lambda: shutil.which(PROMTOOL) is not None,
     NAMESPACES: lambda: _permits("unshare", "--net", "--mount", "true"),
     GCC: lambda: shutil.which(GCC) is not None,
     TWO_CORES: lambda: len(os.sched_getaffinity(0)) >= 2,

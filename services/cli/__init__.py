@@ -10,7 +10,13 @@ from typing import NoReturn
 from services.config.option import Refusal
 from services.process import child_config, lifeline, signals
 
-_BRIEF = (["drain"], ["doctor"])  # commands that ask others over gRPC, print what they say, and end
+_BRIEF = (
+    ["drain"],
+    ["doctor"],
+    ["top"],
+    ["ls"],
+    ["requests"],
+)  # commands that ask others, print what they say, and end
 
 
 def main() -> None:

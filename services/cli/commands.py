@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from services.cli import checks, start, tls_checks
+from services.cli import checks, start, tls_checks, watching
 from services.cli.command_kinds import Command, Group
 from services.cli.doctor import diagnose
 from services.cli.keys import app as keys_app
 from services.cli.models import find_model, refuse_revision
-from services.cli.options import Values, add_command
+from services.cli.options import Values, add_command, argument
 from services.config import MTLS_VARIABLE, REDIS_URL_VARIABLE, LoadFormat, WorkerRole
 from services.config.engine import EngineConfig
 from services.config.option import Refusal, build
@@ -27,6 +27,7 @@ from services.process.configs import (
     UpModelChoice,
     WorkerConfig,
 )
+from services.top.config import ListConfig, RequestConfig, TopConfig
 
 app = typer.Typer(
     name="baton",
@@ -228,4 +229,29 @@ add_command(
     lambda values: diagnose(build(DoctorConfig, values)),
     DoctorConfig,
     purpose="Looks at this machine, and at the Redis, workers, gateway, cluster and files that it is told of.",
+)
+
+add_command(
+    app,
+    "top",
+    lambda values: watching.show_fleet(build(TopConfig, values)),
+    TopConfig,
+    purpose="Shows workers, links and requests as they change. Keys sort and filter them, open a request, drain a "
+    "worker; those of a `baton up` on this machine are restarted and scaled too.",
+)
+add_command(
+    app,
+    "ls",
+    lambda values: watching.list_fleet(build(ListConfig, values), values.get("kinds", ())),
+    ListConfig,
+    purpose="Prints workers, links and the last requests as tables.",
+    argument=argument("kinds", list[str] | None, None, "WHAT", "workers, links or requests. Without any, all of them."),
+)
+add_command(
+    app,
+    "requests",
+    lambda values: watching.show_request(build(RequestConfig, values), values["request_id"]),
+    RequestConfig,
+    purpose="Prints where the time of one request went, its attempts, and which workers could have had it.",
+    argument=argument("request_id", str, ..., "ID", "The request's id, as its answer has it in X-Request-Id."),
 )

@@ -24,6 +24,12 @@ def drain(address: str, timeout_s: float | None, mtls: Path | None = None) -> in
 
     timeout_s: the time of the drain; None: the worker's own. mtls: directory with an operator's certificate.
     """
+    typer.echo(asyncio.run(drain_worker(address, timeout_s, mtls)))
+    return 0
+
+
+async def drain_worker(address: str, timeout_s: float | None, mtls: Path | None) -> str:
+    """Drains a worker, and says in a line what came of it. Raises Refusal. The arguments are those of `drain`."""
     try:
         (worker,) = parse_workers(address)
     except (OptionError, ValueError) as error:
@@ -31,12 +37,11 @@ def drain(address: str, timeout_s: float | None, mtls: Path | None = None) -> in
     request = worker_pb2.DrainRequest() if timeout_s is None else worker_pb2.DrainRequest(timeout_s=timeout_s)
     try:
         channels = Channels(None if mtls is None else CertificateFiles(CertificatePaths.in_directory(mtls)))
-        reply = asyncio.run(_ask(channels, worker, request))
+        reply = await _ask(channels, worker, request)
     except (grpc.RpcError, TlsError) as error:
         raise Refusal(f"{worker} cannot be drained: {_reason(error)}") from error
     moved = f"; {reply.moved} of its attempts continue on other workers" if reply.moved else ""
-    typer.echo(f"{worker} is drained and ends{moved}" if reply.done else f"{worker} ends: its time was over{moved}")
-    return 0
+    return f"{worker} is drained and ends{moved}" if reply.done else f"{worker} ends: its time was over{moved}"
 
 
 async def _ask(channels: Channels, worker: str, request: worker_pb2.DrainRequest) -> worker_pb2.DrainReply:

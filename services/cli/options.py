@@ -17,11 +17,18 @@ Values = dict[str, Any]  # by field; without those of options that were not give
 
 
 def add_command(
-    app: typer.Typer, name: str, run: Callable[[Values], int], *configs: type, purpose: str, **defaults: Any
+    app: typer.Typer,
+    name: str,
+    run: Callable[[Values], int],
+    *configs: type,
+    purpose: str,
+    argument: inspect.Parameter | None = None,
+    **defaults: Any,
 ) -> None:
-    """Adds a command with the options of these configurations; defaults: the command's own, by field.
+    """Adds a command with the options of these configurations.
 
-    Typer reads a command's options from a function's signature: the one of `command` is made of the fields.
+    argument: one that is no option, as Typer has it; `run` gets it among the values. defaults: the command's own, by
+    field. Typer reads a command's options from a function's signature: the one of `command` is made of the fields.
     """
     fields = [field for config in configs for field in options_of(config)]
     repeated = [field.name for field in fields if field.option.repeats]
@@ -33,7 +40,7 @@ def add_command(
         read = {field: variable.parse(os.environ.get(variable.name, "")) for field, variable in variables.items()}
         raise typer.Exit(run(given | read))
 
-    parameters = [_parameter(field, defaults) for field in fields]
+    parameters = [*([] if argument is None else [argument]), *(_parameter(field, defaults) for field in fields)]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     app.command(name, help=purpose, cls=Command)(command)
 
@@ -55,6 +62,12 @@ def _parameter(field: OptionField, defaults: Mapping[str, Any]) -> inspect.Param
     # The type of what a parser reads is a text's.
     kind = field.type if option.parse is None else list[str] | None if option.repeats else str | None
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=kind)
+
+
+def argument(name: str, kind: Any, default: Any, metavar: str, about: str) -> inspect.Parameter:
+    """Makes an argument that is no option. kind: its type; default: `...` where it must be given."""
+    info = typer.Argument(default, metavar=metavar, help=about)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=kind)
 
 
 def _metavar(kind: Any) -> str:

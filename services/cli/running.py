@@ -1,7 +1,7 @@
 """Commands to a running `baton up`: `baton restart` and `baton scale`."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import typer
@@ -29,15 +29,27 @@ def scale(numbers: Sequence[str], host: str | None, port: int) -> int:
     return _ask(host, port, " ".join(["scale", *numbers]), "the scaling")
 
 
+def told(socket: Path, command: str, what: str) -> Iterator[str]:
+    """Tells the `baton up` at this socket to do something; yields the lines of its answer. Raises Refusal.
+
+    what: the command, as its refusal calls it.
+    """
+    try:
+        yield from control.ask(socket, command)
+    except OSError as error:
+        raise Refusal(f"no `baton up` of this user listens at {socket}: {error.strerror}") from error
+    except control.CommandFailed as failure:
+        raise Refusal(f"{what} went no further: {failure}") from failure
+
+
 def _ask(host: str | None, port: int, command: str, what: str) -> int:
     try:
-        for line in control.ask(_socket(host, port), command):
-            typer.echo(line)
+        socket = _socket(host, port)
     except OSError as error:
         where = port if host is None else f"{host}:{port}"
         raise Refusal(f"no `baton up` of this user serves at {where}; name its --port, and --host") from error
-    except control.CommandFailed as failure:
-        raise Refusal(f"{what} went no further: {failure}") from failure
+    for line in told(socket, command, what):
+        typer.echo(line)
     return 0
 
 

@@ -18,10 +18,13 @@ import asyncio
 import json
 import os
 import socket
+import struct
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 _DEFAULT_HOST = "127.0.0.1"  # of `baton up`
 _ALIVE_EVERY_S = 5.0
@@ -31,6 +34,8 @@ _COMMAND_S = 10.0  # for a client's one line
 Arguments = Mapping[str, str]
 Tell = Callable[[str], None]  # called with each line for the person who gave the command
 Command = Callable[[Arguments, Tell], Awaitable[None]]
+
+_PEERCRED_BYTES = struct.calcsize("3i")  # pid, uid, gid
 
 _UNKNOWN = "there is no command"  # how every version's refusal begins
 
@@ -52,6 +57,26 @@ def listening_at(port: int) -> list[Path]:
     """The sockets of the user's `baton up`s with this port for HTTP, at whatever address, that somebody listens at."""
     named = [_directory() / f"{port}.sock", *sorted(_directory().glob(f"*-{port}.sock"))]
     return [path for path in named if _is_listened_at(path)]
+
+
+def socket_of_parent(pid: int) -> Path | None:
+    """Finds the socket of the user's `baton up` that started this process of this machine; None: none did."""
+    try:
+        parent = psutil.Process(pid).ppid()
+    except psutil.Error:
+        return None
+    sockets = sorted(_directory().glob("*.sock"))
+    return next((path for path in sockets if _listener(path) == parent), None)
+
+
+def _listener(path: Path) -> int | None:
+    """Returns the process that listens at a socket, as the kernel says."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1)
+        if probe.connect_ex(str(path)) != 0:
+            return None
+        pid: int = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED_BYTES))[0]
+        return pid
 
 
 def _directory() -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer
 
-from services.cli import commands, start
+from services.cli import commands, start, watching
 from services.cli.commands import app
 from services.config import (
     API_KEY_VARIABLE,
@@ -48,6 +48,7 @@ from services.process.configs import (
     WorkerConfig,
     WorkerSettings,
 )
+from services.top.config import GatewayChoice, ListConfig, RequestConfig, TopConfig
 from tests.gateway.keys.key_files import write_keys
 
 ROOT = Path(__file__).parents[2]
@@ -130,6 +131,12 @@ DOCTOR: dict[str, tuple[str, Any]] = {
     "--json": ("as_json", True),
 }
 
+GATEWAY: dict[str, tuple[str, Any]] = {
+    "--gateway=https://g:9001": ("url", "https://g:9001"),
+    "--api-key=a-key": ("api_keys", ("a-key",)),
+    "--ca=ca.crt": ("ca", Path("ca.crt")),
+}
+
 
 @pytest.fixture
 def configs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -140,6 +147,11 @@ def configs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append(config)
         return 0
 
+    def run_with_argument(config: Any, _: Any = None) -> int:
+        return run(config)
+
+    for name in ("show_fleet", "list_fleet", "show_request"):
+        monkeypatch.setattr(watching, name, run_with_argument)
     for module, name in ((start, "run_gateway"), (start, "run_worker"), (launcher, "run"), (commands, "diagnose")):
         monkeypatch.setattr(module, name, run)
     for variable in (REDIS_URL_VARIABLE, API_KEY_VARIABLE, KEYS_VARIABLE, MTLS_VARIABLE):
@@ -220,6 +232,21 @@ def test_every_flag_of_doctor_reaches_its_field(configs: list[Any]) -> None:
     baton("doctor", *DOCTOR)
     assert {flag.partition("=")[0] for flag in DOCTOR} == {field.flag for field in options_of(DoctorConfig)}
     assert configs == [DoctorConfig(), DoctorConfig(**dict(DOCTOR.values()))]
+    assert "a-key" not in repr(configs)
+
+
+def test_every_flag_of_what_watches_reaches_its_field(configs: list[Any]) -> None:
+    gateway = GatewayChoice(**dict(GATEWAY.values()))
+    baton("top", *GATEWAY, "--mtls=certificates")
+    baton("ls", *GATEWAY, "--limit=7", "--json")
+    baton("requests", *GATEWAY, "--json", "an-id")
+    baton("top")
+    assert configs == [
+        TopConfig(gateway=gateway, mtls=Path("certificates")),
+        ListConfig(gateway=gateway, limit=7, as_json=True),
+        RequestConfig(gateway=gateway, as_json=True),
+        TopConfig(),
+    ]
     assert "a-key" not in repr(configs)
 
 
@@ -320,7 +347,7 @@ def check(table: dict[str, tuple[set[str], str]], fields: list[OptionField]) -> 
         assert default, field.flag
         if field.default not in (None, (), MISSING):  # else words say what is chosen
             said = "no" if field.default is False else str(field.default).removesuffix(".0")
-            assert default.partition(":")[0] == said, field.flag
+            assert default.partition(": ")[0] == said, field.flag
 
 
 def section(title: str) -> str:
@@ -345,6 +372,11 @@ def test_the_table_of_services_alone_has_every_further_option_with_its_default()
 
 def test_the_table_of_doctor_has_every_option_of_its_own_with_its_default() -> None:
     check(described(section("Doctor")), options_of(DoctorConfig))
+
+
+def test_the_table_of_what_watches_has_every_option_of_its_own_with_its_default() -> None:
+    fields = {field.flag: field for kind in (TopConfig, ListConfig, RequestConfig) for field in options_of(kind)}
+    check(described(section("Watching")), list(fields.values()))
 
 
 def test_names_and_their_aliases(model: Path, configs: list[Any]) -> None:

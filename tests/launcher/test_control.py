@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -134,3 +137,19 @@ async def test_a_client_waits_while_there_are_signs_of_life_and_no_longer(
         silent.listen()
         with pytest.raises(control.CommandFailed, match=r"gave no sign of life for 0\.5 s"):
             await asyncio.to_thread(lambda: list(control.ask(path, "long", silence_s=0.5)))
+
+
+async def test_the_launcher_of_a_process_is_found_by_its_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever listens there is the process's parent; other sockets beside it do not matter."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    path = control.socket_path("127.0.0.1", 8000)
+    sleeper = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    async with control.listening(path, {}):
+        (path.parent / "7999.sock").touch()  # as one that a killed launcher left
+        with subprocess.Popen(sleeper, stdin=subprocess.PIPE) as child:
+            assert control.socket_of_parent(child.pid) == path
+            assert control.socket_of_parent(os.getpid()) is None
+            child.communicate()
+        assert control.socket_of_parent(child.pid) is None

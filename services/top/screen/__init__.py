@@ -1,0 +1,1 @@
+"""The screens of `baton top`. Textual is imported here alone."""
