@@ -1,7 +1,7 @@
 """Benchmarks of Baton and its peers: `python -m loadtest NAME`.
 
-`client` and `compare` know Baton only from outside, by its command, its URL and its metrics; `micro` and `gpu` measure
-parts of it."""
+`bench` (which is `baton bench` too) and `compare` know Baton only from outside, by its command, its URL and its
+metrics; `micro` and `gpu` measure parts of it."""
 
 import os
 

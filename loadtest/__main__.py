@@ -15,7 +15,7 @@ import sys
 from importlib import import_module
 
 _COMMANDS = {
-    "client": "loadtest.client.command",
+    "client": "loadtest.bench.client",
     "compare": "loadtest.compare.command",
     "gpu": "loadtest.gpu.command",
     "micro": "loadtest.micro.command",

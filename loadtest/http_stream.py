@@ -10,12 +10,13 @@ import socket
 import ssl
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import cast
 
 _SLOW_BUFFER_BYTES = 4096  # of a slow reader's socket
+_LARGEST_BYTES = 64 << 20  # of an answer
 
 
 class HttpError(Exception):
@@ -41,20 +42,40 @@ class StatusError(HttpError):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The server's host and port. api_key: sent with each request; tls: None: plain text."""
+    """The server's host and port. api_key: sent with each request; tls: None: plain text.
+
+    prefix: of the path of each request, for a server behind a proxy that routes by it. ip: where the host was found;
+    None: each connection looks for it.
+    """
 
     host: str
     port: int
     api_key: str | None = field(default=None, repr=False)
     tls: ssl.SSLContext | None = None
+    prefix: str = ""
+    ip: str | None = None
+
+    @property
+    def authority(self) -> str:
+        """Host and port, as the header Host has them."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(slots=True)
 class Answer:
-    """All bytes that came on a connection. `times_s`: when each piece came, on perf_counter's clock."""
+    """All bytes that came on a connection. `times_s`: when each piece came, on perf_counter's clock.
+
+    connected_s: when there was a connection, with its TLS; None: there was none.
+    """
 
     pieces: list[bytes] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
+    connected_s: float | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of all pieces."""
+        return sum(map(len, self.pieces))
 
     def lines(self) -> Iterator[tuple[float, bytes]]:
         """Yields the body's lines, each with the time when it was complete. Raises HttpError."""
@@ -99,11 +120,10 @@ async def ask(
     loop = asyncio.get_running_loop()
     over: asyncio.Future[None] = loop.create_future()
     try:
-        transport, _ = await loop.create_connection(
-            lambda: _Recorder(answer, over, rest_s), address.host, address.port, ssl=address.tls
-        )
+        transport, _ = await _connected(address, lambda: _Recorder(answer, over, rest_s))
     except OSError as error:
-        raise NoConnection(f"{address.host}:{address.port}: {error}") from error
+        raise NoConnection(f"{address.authority}: {error}") from error
+    answer.connected_s = time.perf_counter()
     try:
         transport.write(_request(address, path, body))
         await over
@@ -114,11 +134,40 @@ async def ask(
     return answer
 
 
+async def reached(address: Address) -> Address:
+    """The address with the IP at which its host takes connections: no request looks for it then. Raises HttpError."""
+    error: OSError | None = None
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        for ip in dict.fromkeys(str(info[4][0]) for info in found):
+            try:
+                transport, _ = await _connected(replace(address, ip=ip), asyncio.Protocol)
+            except OSError as refused:
+                error = refused
+                continue
+            transport.close()
+            return replace(address, ip=ip)
+    except OSError as unknown:
+        error = unknown
+    raise NoConnection(f"{address.authority}: {error}") from error
+
+
+async def _connected(
+    address: Address, protocol: Callable[[], asyncio.Protocol]
+) -> tuple[asyncio.Transport, asyncio.Protocol]:
+    """Connects to an address. Raises OSError."""
+    name = address.host if address.tls is not None else None  # that of the server's certificate
+    return await asyncio.get_running_loop().create_connection(
+        protocol, address.ip or address.host, address.port, ssl=address.tls, server_hostname=name
+    )
+
+
 class _Recorder(asyncio.Protocol):
     def __init__(self, answer: Answer, over: "asyncio.Future[None]", rest_s: float) -> None:
         self._answer = answer
         self._over = over
         self._rest_s = rest_s
+        self._room = _LARGEST_BYTES
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -131,6 +180,10 @@ class _Recorder(asyncio.Protocol):
         """See asyncio.Protocol."""
         self._answer.times_s.append(time.perf_counter())
         self._answer.pieces.append(data)
+        self._room -= len(data)
+        if self._room < 0:
+            self._end(HttpError(f"the answer has more than {_LARGEST_BYTES >> 20} MiB"))
+            self._transport.abort()
         if self._rest_s:
             self._transport.pause_reading()
             asyncio.get_running_loop().call_later(self._rest_s, self._read_on)
@@ -141,16 +194,20 @@ class _Recorder(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
+        self._end(exc)
+
+    def _end(self, error: Exception | None) -> None:
         if self._over.done():  # nobody waits any more
             return
-        if exc is None:
+        if error is None:
             self._over.set_result(None)
         else:
-            self._over.set_exception(exc)
+            self._over.set_exception(error)
 
 
 def _request(address: Address, path: str, body: bytes | None) -> bytes:
-    head = f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\nHost: {address.host}:{address.port}\r\n"
+    method, path = "GET" if body is None else "POST", address.prefix + path
+    head = f"{method} {path} HTTP/1.1\r\nHost: {address.authority}\r\n"
     head += "Connection: close\r\n"
     if address.api_key is not None:
         head += f"Authorization: Bearer {address.api_key}\r\n"

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from loadtest.compare import llama_cpp
+from loadtest.processor import processor
 
 Facts = Mapping[str, str]
 
@@ -25,7 +26,7 @@ def facts(command: Sequence[str], venv: Path | None, llama_server: Path | None, 
     """Collects the head of a report. venv: vLLM's. Raises OSError and CalledProcessError where a peer does not run."""
     found = {
         "command": f"`{' '.join(command)}`",
-        "machine": f"{_processor()}, cores {cores}, {_memory_gib():.0f} GiB, {platform.platform()}",
+        "machine": f"{processor()}, cores {cores}, {_memory_gib():.0f} GiB, {platform.platform()}",
         "Baton": _words({"Python": platform.python_version(), "commit": _commit(), **_our_versions()}),
     }
     if venv is not None:
@@ -60,13 +61,6 @@ def _our_versions() -> dict[str, str]:
 def _commit() -> str:
     asked = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
     return asked.stdout.strip() or "unknown"
-
-
-def _processor() -> str:
-    fields = dict(line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line)
-    values = {name.strip(): value.strip() for name, value in fields.items()}
-    wide = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in values.get("flags", "").split()]
-    return f"{values.get('model name', platform.machine())} ({', '.join(wide)})"
 
 
 def _memory_gib() -> float:

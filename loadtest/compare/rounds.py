@@ -5,11 +5,16 @@ start than from run to run.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from loadtest.client import counters, workload
-from loadtest.client.drive import drive
-from loadtest.client.report import Report, report
+from loadtest.bench import counters
+from loadtest.bench.drive import Pacing, drive
+from loadtest.bench.endpoints import Common, Completions
+from loadtest.bench.outcomes import Outcomes
+from loadtest.bench.prompts import TokenIds
+from loadtest.bench.report import Report, report
+from loadtest.bench.script import Script
+from loadtest.bench.workloads.random_lengths import RandomLengths
 from loadtest.compare.servers import MODEL_NAME, Launch, Server, running
 from loadtest.compare.workloads import WARM_UP, Compared, Figure
 from loadtest.http_stream import Address
@@ -17,6 +22,7 @@ from loadtest.processes import ProcessError
 
 _RUN_TIMEOUT_S = 300.0
 _WARM_UP_SEED = 999
+_ENDPOINT = Completions(Common(MODEL_NAME))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +75,11 @@ class Comparison:
     seed: int
     vocabulary: int
 
+    def scripts(self, load: RandomLengths, round_number: int, index: int) -> list[Script]:
+        """The requests of a workload, which are the same for all servers of a round."""
+        prompts = TokenIds(self.vocabulary - 1)
+        return list(replace(load, prompts=prompts).scripts([self.seed, round_number, index]))
+
 
 async def run_all(
     comparison: Comparison, tell: Callable[[str], None], after_round: Callable[[list[Run]], None]
@@ -95,10 +106,10 @@ async def _runs(comparison: Comparison, server: Server, round_number: int, tell:
     async with running(server) as launch:
         await _warm_up(launch.address, comparison)
         for index, wanted in enumerate(comparison.workloads):
-            prompts = workload.prompts(wanted.load, [comparison.seed, round_number, index], comparison.vocabulary - 1)
+            scripts = comparison.scripts(wanted.load, round_number, index)
             for name in wanted.run_names:
-                result = await _drive(launch, prompts, wanted)
-                short = len(prompts) * wanted.load.output_tokens - result.output_tokens
+                result = await _drive(launch, scripts, wanted)
+                short = wanted.output_tokens - result.output_tokens
                 run = Run(round_number, server.name, name, wanted.figure, result, short)
                 tell(f"    {name:<18} {run.value:>10,.1f} {run.figure}{_aside(run)}")
                 runs.append(run)
@@ -107,7 +118,7 @@ async def _runs(comparison: Comparison, server: Server, round_number: int, tell:
 
 def _spoiled(comparison: Comparison, server: Server, round_number: int, error: str) -> list[Run]:
     """Makes the runs of a server that failed: without figures, with its error."""
-    nothing = report([], None)
+    nothing = report(Outcomes())
     return [
         Run(round_number, server.name, name, wanted.figure, nothing, 0, error)
         for wanted in comparison.workloads
@@ -117,16 +128,18 @@ def _spoiled(comparison: Comparison, server: Server, round_number: int, error: s
 
 async def _warm_up(address: Address, comparison: Comparison) -> None:
     for index, wanted in enumerate(WARM_UP):
-        prompts = workload.prompts(wanted, [comparison.seed, _WARM_UP_SEED, index], comparison.vocabulary - 1)
-        await drive(address, MODEL_NAME, prompts, wanted.output_tokens, len(prompts), _RUN_TIMEOUT_S)
+        await drive(address, _ENDPOINT, comparison.scripts(wanted, _WARM_UP_SEED, index), _pacing(None))
 
 
-async def _drive(launch: Launch, prompts: list[list[int]], wanted: Compared) -> Report:
+async def _drive(launch: Launch, scripts: Sequence[Script], wanted: Compared) -> Report:
     before = await counters.read(launch.metrics)
-    tokens, concurrency = wanted.load.output_tokens, wanted.concurrency
-    outcomes = await drive(launch.address, MODEL_NAME, prompts, tokens, concurrency, _RUN_TIMEOUT_S)
+    outcomes = await drive(launch.address, _ENDPOINT, scripts, _pacing(wanted.concurrency))
     after = await counters.read(launch.metrics)
     return report(outcomes, counters.difference(before, after) if before and after else None)
+
+
+def _pacing(concurrency: int | None) -> Pacing:
+    return Pacing(concurrency, run_timeout_s=_RUN_TIMEOUT_S)
 
 
 def _aside(run: Run) -> str:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from loadtest.client.workload import Workload
+from loadtest.bench.lengths import Lengths
+from loadtest.bench.workloads.random_lengths import RandomLengths
 
 
 class Figure(StrEnum):
@@ -28,11 +29,16 @@ class Figure(StrEnum):
         return self in (Figure.TOKENS_PER_S, Figure.REQUESTS_PER_S)
 
 
+def shape(requests: int, input_tokens: int, output_tokens: int, shared_tokens: int = 0) -> RandomLengths:
+    """Requests of one length, whose prompts begin with so many tokens that all share."""
+    return RandomLengths(requests, Lengths.fixed(input_tokens), Lengths.fixed(output_tokens), shared_tokens)
+
+
 @dataclass(frozen=True, slots=True)
 class Compared:
     """A workload, the way in which it is sent, and the figure by which it is compared."""
 
-    load: Workload
+    load: RandomLengths
     figure: Figure
     single: bool = False  # one request at a time
     twice: bool = False  # a second run with the same prompts finds them cached
@@ -42,9 +48,9 @@ class Compared:
     def name(self) -> str:
         """The workload's shape, in tokens."""
         load = self.load
-        shared = f"{load.shared_tokens}+" if load.shared_tokens else ""
+        shared = f"{load.prefix_tokens}+" if load.prefix_tokens else ""
         count = f"{load.requests}x" if self.counted else ""
-        return f"{count}{shared}{load.input_tokens}/{load.output_tokens}" + (" single" if self.single else "")
+        return f"{count}{shared}{load.input}/{load.output}" + (" single" if self.single else "")
 
     @property
     def run_names(self) -> tuple[str, ...]:
@@ -52,31 +58,42 @@ class Compared:
         return (f"{self.name} cold", f"{self.name} warm") if self.twice else (self.name,)
 
     @property
+    def requests(self) -> int:
+        """The number of requests."""
+        assert self.load.requests is not None
+        return self.load.requests
+
+    @property
     def concurrency(self) -> int:
         """Requests at a time."""
-        return 1 if self.single else self.load.requests
+        return 1 if self.single else self.requests
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens of all answers together."""
+        return self.requests * self.load.output.longest
 
 
 ALL = (
-    Compared(Workload(64, 48, 128), Figure.TOKENS_PER_S),
-    Compared(Workload(64, 462, 16), Figure.REQUESTS_PER_S),
-    Compared(Workload(32, 32, 16, shared_tokens=4096), Figure.REQUESTS_PER_S, twice=True),
-    Compared(Workload(64, 202, 179), Figure.TOKENS_PER_S),
-    Compared(Workload(80, 5, 10, shared_tokens=1195), Figure.REQUESTS_PER_S, twice=True),
-    Compared(Workload(64, 462, 256), Figure.TOKENS_PER_S),
-    Compared(Workload(64, 48, 500), Figure.TOKENS_PER_S),
-    Compared(Workload(20, 48, 128), Figure.TPOT_MS, single=True),
-    Compared(Workload(4, 4096, 8), Figure.TTFT_MS, single=True),
-    Compared(Workload(16, 48, 128), Figure.TOKENS_PER_S, counted=True),
-    Compared(Workload(16, 462, 16), Figure.REQUESTS_PER_S, counted=True),
+    Compared(shape(64, 48, 128), Figure.TOKENS_PER_S),
+    Compared(shape(64, 462, 16), Figure.REQUESTS_PER_S),
+    Compared(shape(32, 32, 16, shared_tokens=4096), Figure.REQUESTS_PER_S, twice=True),
+    Compared(shape(64, 202, 179), Figure.TOKENS_PER_S),
+    Compared(shape(80, 5, 10, shared_tokens=1195), Figure.REQUESTS_PER_S, twice=True),
+    Compared(shape(64, 462, 256), Figure.TOKENS_PER_S),
+    Compared(shape(64, 48, 500), Figure.TOKENS_PER_S),
+    Compared(shape(20, 48, 128), Figure.TPOT_MS, single=True),
+    Compared(shape(4, 4096, 8), Figure.TTFT_MS, single=True),
+    Compared(shape(16, 48, 128), Figure.TOKENS_PER_S, counted=True),
+    Compared(shape(16, 462, 16), Figure.REQUESTS_PER_S, counted=True),
 )
 QUICK = ALL[:3]
 
 # Before anything is measured, for every server alike: code is compiled and threads are started by then.
-WARM_UP = (Workload(16, 300, 16), Workload(2, 4096, 8))
+WARM_UP = (shape(16, 300, 16), shape(2, 4096, 8))
 
 LONGEST = max(
-    load.shared_tokens + load.input_tokens + load.output_tokens for load in (*(c.load for c in ALL), *WARM_UP)
+    load.prefix_tokens + load.input.longest + load.output.longest for load in (*(c.load for c in ALL), *WARM_UP)
 )
 
 

@@ -7,21 +7,26 @@ python -m loadtest overload --slo 1 --input 200 --output 32 --times 1,5 --second
 import argparse
 import asyncio
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import uvloop
 
+from loadtest.bench import access
+from loadtest.bench.arrivals import arrivals
+from loadtest.bench.drive import Pacing, drive
+from loadtest.bench.endpoints import Common, Completions
+from loadtest.bench.lengths import Lengths
+from loadtest.bench.outcomes import Outcomes
+from loadtest.bench.prompts import HIGHEST_TOKEN_ID, TokenIds
+from loadtest.bench.report import latency, report
+from loadtest.bench.server import first_model
+from loadtest.bench.workloads.random_lengths import RandomLengths
 from loadtest.cannot_run import CannotRun
-from loadtest.client import access, workload
-from loadtest.client.command import first_model
-from loadtest.client.drive import Outcome, drive, read_answers, request_body, send
-from loadtest.client.workload import Workload
-from loadtest.http_stream import Address, Answer, HttpError
+from loadtest.http_stream import Address, HttpError
 from loadtest.tables import Record, table, write_json
 
-_REFUSALS = ("status 429", "status 503")
+_REFUSALS = (429, 503)
 _DRAIN_S = 120.0  # for answers after the last request was sent
 
 
@@ -51,81 +56,58 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=20.0, help="for each rate (%(default)s)")
     parser.add_argument("--concurrency", type=int, default=16, help="to measure the capacity (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of prompts and gaps (%(default)s)")
-    parser.add_argument("--highest-token-id", type=int, default=4000, help="in prompts (%(default)s)")
+    parser.add_argument("--highest-token-id", type=int, default=HIGHEST_TOKEN_ID, help="in prompts (%(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="writes the numbers there too")
     return parser
 
 
 async def _run(options: argparse.Namespace) -> tuple[float, list[Record]]:
-    address = access.local_address(options.url, options)
-    model = await first_model(address)
+    address = access.local_address(options.url, options.api_key, options.ca)
+    endpoint = Completions(Common(await first_model(address)))
     seeds = iter(range(options.seed, options.seed + 100))
-    capacity = await _capacity(address, model, options, next(seeds))
+    capacity = await _capacity(address, endpoint, options, next(seeds))
     records: list[Record] = []
     for times in map(float, options.times.split(",")):
         rate, random = times * capacity, np.random.default_rng(next(seeds))
-        gaps = random.exponential(1 / rate, max(1, round(rate * options.seconds))).tolist()
-        wanted = Workload(len(gaps), options.input, options.output)
-        prompts = workload.prompts(wanted, int(random.integers(2**31)), options.highest_token_id)
-        outcomes = await _open_loop(address, model, prompts, gaps, options.output)
-        records.append(_record(times, outcomes, sum(gaps), options.slo))
+        number = max(1, round(rate * options.seconds))
+        pacing = Pacing(arrivals=arrivals(rate, 1.0, number, random), timeout_s=_DRAIN_S)
+        scripts = _workload(options, number).scripts(int(random.integers(2**31)))
+        outcomes = await drive(address, endpoint, scripts, pacing)
+        records.append(_record(times, outcomes, number / rate, options.slo))
     best = max(float(record["good_per_s"]) for record in records)
     for record in records:
         record["of_best"] = float(record["good_per_s"]) / best if best else 0.0
     return capacity, records
 
 
-async def _capacity(address: Address, model: str, options: argparse.Namespace, seed: int) -> float:
+async def _capacity(address: Address, endpoint: Completions, options: argparse.Namespace, seed: int) -> float:
     """Measures the answers per second of a closed loop. Requests that a server refuses do not count."""
-    wanted = Workload(6 * options.concurrency, options.input, options.output)
-    prompts = workload.prompts(wanted, seed, options.highest_token_id)
-    outcomes = await drive(address, model, prompts, options.output, options.concurrency, _DRAIN_S)
-    good = [outcome for outcome in outcomes if outcome.error is None]
-    if len(good) < 2:
-        raise CannotRun(f"the server answered {len(good)} of {len(outcomes)} requests: {outcomes[0].error}")
-    return len(good) / (max(outcome.parts_s[-1] for outcome in good) - min(outcome.sent_s for outcome in good))
+    scripts = _workload(options, 6 * options.concurrency).scripts(seed)
+    found = report(await drive(address, endpoint, scripts, Pacing(options.concurrency, run_timeout_s=_DRAIN_S)))
+    if (answered := found.requests - found.failed) < 2:
+        raise CannotRun(f"the server answered {answered} of {found.requests} requests: {'; '.join(found.errors)}")
+    return found.requests_per_s
 
 
-async def _open_loop(
-    address: Address, model: str, prompts: list[list[int]], gaps: list[float], output_tokens: int
-) -> list[Outcome]:
-    """Sends each prompt after its gap, in seconds, whatever has become of those before."""
-    outcomes = [Outcome() for _ in prompts]
-    answers: list[tuple[Outcome, Answer]] = []
-
-    async def one(prompt: list[int], outcome: Outcome) -> None:
-        try:
-            async with asyncio.timeout(_DRAIN_S):
-                answers.append((outcome, await send(address, request_body(model, prompt, output_tokens), outcome)))
-        except TimeoutError:
-            outcome.error = f"not finished after {_DRAIN_S:g} s"
-        except HttpError as error:
-            outcome.error = str(error)
-
-    async with asyncio.TaskGroup() as requests:
-        at = time.perf_counter()
-        for prompt, outcome, gap in zip(prompts, outcomes, gaps, strict=True):
-            at += gap
-            await asyncio.sleep(at - time.perf_counter())
-            requests.create_task(one(prompt, outcome))
-    read_answers(answers)
-    return outcomes
+def _workload(options: argparse.Namespace, requests: int) -> RandomLengths:
+    prompts = TokenIds(options.highest_token_id)
+    return RandomLengths(requests, Lengths.fixed(options.input), Lengths.fixed(options.output), prompts=prompts)
 
 
-def _record(times: float, outcomes: list[Outcome], seconds: float, slo_s: float) -> Record:
-    answered = [outcome for outcome in outcomes if outcome.error is None]
-    good = [outcome for outcome in answered if outcome.ttft_s <= slo_s]
-    refused = [outcome for outcome in outcomes if outcome.error is not None and outcome.error.startswith(_REFUSALS)]
-    refused_ms = [1000 * outcome.ttft_s for outcome in refused if outcome.parts_s]
+def _record(times: float, outcomes: Outcomes, seconds: float, slo_s: float) -> Record:
+    answered, failed = outcomes.good, outcomes.failed
+    refused = np.isin(failed.status, _REFUSALS)
+    refused_after = latency((failed.last_s - failed.sent_s)[refused])
+    ttft, num_good = latency(answered.ttft_s), int((answered.ttft_s <= slo_s).sum())
     return {
         "times": times,
-        "offered_per_s": len(outcomes) / seconds,
-        "good_per_s": len(good) / seconds,
+        "offered_per_s": (len(answered) + len(failed)) / seconds,
+        "good_per_s": num_good / seconds,
         "of_best": 0.0,
-        "late": len(answered) - len(good),
-        "refused": len(refused),
-        "failed": len(outcomes) - len(answered) - len(refused),
-        "ttft_p50_ms": float(np.percentile([1000 * one.ttft_s for one in answered], 50)) if answered else 0.0,
-        "ttft_p99_ms": float(np.percentile([1000 * one.ttft_s for one in answered], 99)) if answered else 0.0,
-        "refused_after_ms": float(np.percentile(refused_ms, 90)) if refused_ms else 0.0,
+        "late": len(answered) - num_good,
+        "refused": int(refused.sum()),
+        "failed": int((~refused).sum()),
+        "ttft_p50_ms": ttft.p50 if ttft else 0.0,
+        "ttft_p99_ms": ttft.p99 if ttft else 0.0,
+        "refused_after_ms": refused_after.p90 if refused_after else 0.0,
     }

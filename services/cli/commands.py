@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from services.cli import checks, start, tls_checks, watching
+from services.cli.bench import app as bench_app
 from services.cli.command_kinds import Command, Group
 from services.cli.doctor import diagnose
 from services.cli.keys import app as keys_app
@@ -187,6 +188,7 @@ def _drain(
 
 
 app.add_typer(keys_app, name="keys")
+app.add_typer(bench_app, name="bench")
 
 
 _UpPort = Annotated[int, typer.Option(min=1, max=65535, metavar="N", help="The port of that `baton up` for HTTP.")]

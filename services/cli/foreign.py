@@ -151,7 +151,6 @@ COMMANDS: tuple[Foreign, ...] = (
     _foreign("frontend router", "Dynamo", "`baton gateway`"),
     _foreign("worker", "Dynamo", "`baton prefill`, `baton decode`"),
     _foreign("chat complete", "vLLM", "any client of the OpenAI API, at http://127.0.0.1:8000/v1"),
-    _foreign("bench", "vLLM", "`python -m loadtest`"),
     _foreign("collect-env", "vLLM", "`baton doctor`"),
     _foreign("version", "SGLang", "`baton --version`"),
     _foreign("help", "Ollama", "`baton --help`"),

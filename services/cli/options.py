@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING
 from enum import StrEnum
 from itertools import chain
@@ -40,9 +40,28 @@ def add_command(
         read = {field: variable.parse(os.environ.get(variable.name, "")) for field, variable in variables.items()}
         raise typer.Exit(run(given | read))
 
-    parameters = [*([] if argument is None else [argument]), *(_parameter(field, defaults) for field in fields)]
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    app.command(name, help=purpose, cls=Command)(command)
+    arguments = [] if argument is None else [argument]
+    app.command(name, help=purpose, cls=Command)(with_options(command, fields, defaults, arguments))
+
+
+def with_options(
+    function: Callable[..., None],
+    fields: Sequence[OptionField],
+    defaults: Mapping[str, Any] | None = None,
+    arguments: Sequence[inspect.Parameter] = (),
+) -> Callable[..., None]:
+    """Gives a function these arguments and the options of these fields, as Typer reads them.
+
+    They take the place of its `**` parameter.
+    """
+    named = [
+        parameter
+        for parameter in inspect.signature(function, eval_str=True).parameters.values()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    options = [_parameter(field, defaults or {}) for field in fields]
+    function.__signature__ = inspect.Signature([*named, *arguments, *options])  # type: ignore[attr-defined]
+    return function
 
 
 def _parameter(field: OptionField, defaults: Mapping[str, Any]) -> inspect.Parameter:

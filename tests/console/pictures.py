@@ -55,7 +55,7 @@ def _chat(browser: Browser) -> None:
     send(browser, "What is a handoff?")
     browser.wait_for(".served", "generated")
     browser.wait_for(".served", "handed over")
-    browser.run("document.querySelectorAll(\".choice .token\")[4].focus()")
+    browser.run('document.querySelectorAll(".choice .token")[4].focus()')
 
 
 @contextlib.contextmanager

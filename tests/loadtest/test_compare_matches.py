@@ -61,7 +61,7 @@ def test_llama_server_has_a_slot_for_each_request_that_holds_the_longest() -> No
     options = dict(zip(process.command[1::2], process.command[2::2], strict=False))
     assert (options["--model"], options["--port"], options["--host"]) == ("bf16.gguf", "8000", "127.0.0.1")
     slots, context = int(options["--parallel"]), int(options["--ctx-size"])
-    assert slots == SLOTS >= max(workload.concurrency for workload in ALL if not workload.load.shared_tokens)
+    assert slots == SLOTS >= max(workload.concurrency for workload in ALL if not workload.load.prefix_tokens)
     assert context // slots >= LONGEST
 
 

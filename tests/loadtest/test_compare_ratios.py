@@ -2,14 +2,14 @@
 
 import pytest
 
-from loadtest.client.drive import Outcome
-from loadtest.client.report import report
-from loadtest.client.workload import Workload, prompts
+from loadtest.bench.outcome import Outcome
+from loadtest.bench.outcomes import Outcomes
+from loadtest.bench.report import report
 from loadtest.compare import workloads
 from loadtest.compare.document import document
 from loadtest.compare.ratios import Contest, Spread, compare, ratio
-from loadtest.compare.rounds import Run
-from loadtest.compare.workloads import Compared, Figure
+from loadtest.compare.rounds import Comparison, Run
+from loadtest.compare.workloads import Compared, Figure, shape
 
 CONTEST = Contest("Baton against both", "baton", ("small", "large"))
 
@@ -17,17 +17,17 @@ CONTEST = Contest("Baton against both", "baton", ("small", "large"))
 def run(server: str, round_number: int, seconds: float, *, figure: Figure = Figure.TOKENS_PER_S, short: int = 0) -> Run:
     """One request of ten tokens that took so long, the first token a tenth of it."""
     outcome = Outcome(sent_s=0.0, parts_s=[seconds / 10, seconds], output_tokens=10)
-    return Run(round_number, server, "48/128", figure, report([outcome], None), short)
+    return Run(round_number, server, "48/128", figure, report(Outcomes.of([outcome])), short)
 
 
 @pytest.mark.parametrize(
     ("workload", "names"),
     [
-        (Compared(Workload(64, 48, 128), Figure.TOKENS_PER_S), ("48/128",)),
-        (Compared(Workload(20, 48, 128), Figure.TPOT_MS, single=True), ("48/128 single",)),
-        (Compared(Workload(16, 48, 128), Figure.TOKENS_PER_S, counted=True), ("16x48/128",)),
+        (Compared(shape(64, 48, 128), Figure.TOKENS_PER_S), ("48/128",)),
+        (Compared(shape(20, 48, 128), Figure.TPOT_MS, single=True), ("48/128 single",)),
+        (Compared(shape(16, 48, 128), Figure.TOKENS_PER_S, counted=True), ("16x48/128",)),
         (
-            Compared(Workload(32, 32, 16, shared_tokens=4096), Figure.REQUESTS_PER_S, twice=True),
+            Compared(shape(32, 32, 16, shared_tokens=4096), Figure.REQUESTS_PER_S, twice=True),
             ("4096+32/16 cold", "4096+32/16 warm"),
         ),
     ],
@@ -44,12 +44,14 @@ def test_names_are_unique_and_choose() -> None:
         workloads.chosen(["48/129"])
 
 
-def test_prompts_share_what_is_shared_and_nothing_else() -> None:
-    shared = prompts(Workload(4, 6, 1, shared_tokens=10), [0, 1, 2], 500)
-    assert {len(prompt) for prompt in shared} == {16}
-    assert len({tuple(prompt[:10]) for prompt in shared}) == 1
-    assert len({tuple(prompt[10:]) for prompt in shared}) == 4
-    assert shared != prompts(Workload(4, 6, 1, shared_tokens=10), [0, 2, 2], 500)
+def test_servers_get_the_same_prompts_and_rounds_others() -> None:
+    comparison = Comparison(servers=(), workloads=(), rounds=2, seed=0, vocabulary=500)
+    shared = shape(4, 6, 1, shared_tokens=10)
+    assert comparison.scripts(shared, 1, 2) == comparison.scripts(shared, 1, 2) != comparison.scripts(shared, 2, 2)
+    prompts = [script.turns[0].prompt for script in comparison.scripts(shared, 1, 2)]
+    assert {len(prompt) for prompt in prompts} == {16}
+    assert len({tuple(prompt[:10]) for prompt in prompts}) == 1
+    assert all(isinstance(id, int) and 100 <= id < 500 for prompt in prompts for id in prompt)
 
 
 def test_above_one_baton_is_ahead_whatever_the_figure() -> None:

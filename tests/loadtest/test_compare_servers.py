@@ -11,16 +11,15 @@ import psutil
 import pytest
 
 from loadtest import http_stream
-from loadtest.client.workload import Workload
 from loadtest.compare.rounds import Comparison, Run, run_all
 from loadtest.compare.servers import Launch, running
-from loadtest.compare.workloads import Compared, Figure
+from loadtest.compare.workloads import Compared, Figure, shape
 from loadtest.http_stream import Address, HttpError
 from loadtest.processes import Process, ProcessError, free_ports
 
 SCRIPT = Path(__file__).with_name("openai_server.py")
-SMALL = Compared(Workload(3, 5, 4), Figure.TOKENS_PER_S)
-TWICE = Compared(Workload(2, 5, 4, shared_tokens=8), Figure.REQUESTS_PER_S, twice=True)
+SMALL = Compared(shape(3, 5, 4), Figure.TOKENS_PER_S)
+TWICE = Compared(shape(2, 5, 4, shared_tokens=8), Figure.REQUESTS_PER_S, twice=True)
 
 
 @dataclass(frozen=True)

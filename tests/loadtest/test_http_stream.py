@@ -6,8 +6,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from loadtest.client.drive import Outcome, drive
-from loadtest.http_stream import Address, Answer, HttpError, ask
+from loadtest.bench.drive import Pacing, drive
+from loadtest.bench.endpoints import Common, Completions
+from loadtest.bench.outcomes import Outcomes
+from loadtest.bench.script import Script, Turn
+from loadtest.http_stream import Address, Answer, HttpError, NoConnection, ask, reached
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -36,10 +39,9 @@ async def serving(pieces: Sequence[bytes]) -> AsyncIterator[Address]:
         yield Address("127.0.0.1", server.sockets[0].getsockname()[1])
 
 
-async def driven(*pieces: bytes) -> Outcome:
+async def driven(*pieces: bytes) -> Outcomes:
     async with serving(pieces) as address:
-        (outcome,) = await drive(address, "m", [[1, 2]], 2, 1, 10.0)
-        return outcome
+        return await drive(address, Completions(Common("m")), [Script((Turn([1, 2], 2),))], Pacing(timeout_s=10.0))
 
 
 def lines(*pieces: bytes) -> list[tuple[float, bytes]]:
@@ -83,24 +85,76 @@ async def test_a_server_that_hangs_up_at_once_gave_no_answer():
 
 
 async def test_every_event_with_a_choice_has_its_time():
-    outcome = await driven(CHUNKED + chunk(TOKEN), chunk(TOKEN), chunk(USAGE) + chunk(b"data: [DONE]\n\n") + LAST_CHUNK)
-    assert (outcome.error, outcome.output_tokens, len(outcome.parts_s)) == (None, 2, 2)
-    assert outcome.sent_s < outcome.parts_s[0] <= outcome.parts_s[1]
+    outcomes = await driven(
+        CHUNKED + chunk(TOKEN), chunk(TOKEN), chunk(USAGE) + chunk(b"data: [DONE]\n\n") + LAST_CHUNK
+    )
+    found = outcomes.good
+    assert (found.output_tokens.tolist(), outcomes.gaps.number, outcomes.without_usage) == ([2], 1, 0)
+    assert found.sent_s < found.first_s <= found.last_s
+    assert 0 < found.connect_s < found.ttft_s
+
+
+async def test_an_answer_without_usage_counts_by_its_parts():
+    outcomes = await driven(CHUNKED + chunk(TOKEN) + chunk(TOKEN) + LAST_CHUNK)
+    assert (outcomes.good.output_tokens.tolist(), outcomes.without_usage) == ([2], 1)
 
 
 @pytest.mark.parametrize(
-    ("events", "error"),
+    ("events", "kind", "text"),
     [
-        (TOKEN + b'data: {"error": {"message": "worker lost"}}\n\n', "worker lost"),
-        (TOKEN, "no token or no usage"),
-        (USAGE, "no token or no usage"),
+        (TOKEN + b'data: {"error": {"message": "worker lost"}}\n\n', "error in the stream", "worker lost"),
+        (USAGE, "no token", "no token"),
+        (b"data: {no\n\n", "broke off", "an event is no JSON"),
     ],
 )
-async def test_an_answer_that_ends_well_may_still_be_none(events: bytes, error: str):
-    outcome = await driven(CHUNKED + chunk(events) + LAST_CHUNK)
-    assert error in str(outcome.error)
+async def test_an_answer_that_ends_well_may_still_be_none(events: bytes, kind: str, text: str):
+    outcomes = await driven(CHUNKED + chunk(events) + LAST_CHUNK)
+    assert outcomes.failures == {kind: 1}
+    assert text in outcomes.failure_texts[0]
 
 
 async def test_a_broken_stream_is_an_error_though_tokens_came():
-    outcome = await driven(CHUNKED + chunk(TOKEN) + chunk(TOKEN) + chunk(USAGE))
-    assert "broke off" in str(outcome.error)
+    outcomes = await driven(CHUNKED + chunk(TOKEN) + chunk(TOKEN) + chunk(USAGE))
+    assert outcomes.failures == {"broke off": 1}
+
+
+async def test_a_refusal_is_told_by_its_status():
+    outcomes = await driven(b"HTTP/1.1 429 Too Many\r\nContent-Length: 4\r\n\r\nwait")
+    assert outcomes.failures == {"status 429": 1}
+    assert outcomes.failure_texts == ["status 429: wait"]
+    assert outcomes.failed.status.tolist() == [429]
+
+
+async def test_a_space_behind_data_is_not_asked_for():
+    outcomes = await driven(CHUNKED + chunk(TOKEN.replace(b"data: ", b"data:")) + chunk(USAGE) + LAST_CHUNK)
+    assert outcomes.good.output_tokens.tolist() == [2]
+
+
+async def test_a_host_is_looked_for_once_and_where_somebody_listens():
+    """`localhost` is the address of IPv6 too, at which this server is not."""
+    async with serving([CHUNKED + LAST_CHUNK]) as address:
+        found = await reached(Address("localhost", address.port))
+        assert (found.host, found.ip) == ("localhost", "127.0.0.1")
+        assert (await ask(found, "/", None)).body() == b""
+    with pytest.raises(NoConnection, match="localhost"):
+        await reached(Address("localhost", address.port))
+
+
+async def test_the_path_has_the_prefix_and_the_header_an_address_of_ipv6_in_brackets():
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        await ask(Address("::1", port, prefix="/models/chat", ip="127.0.0.1"), "/v1/models", None)
+    assert asked[0].startswith(b"GET /models/chat/v1/models HTTP/1.1\r\nHost: [::1]:%d\r\n" % port)
+
+
+async def test_an_answer_that_never_ends_takes_no_more_than_a_bound():
+    endless = CHUNKED + chunk(b"x" * (4 << 20)) * 17
+    async with serving([endless]) as address:
+        with pytest.raises(HttpError, match="more than 64 MiB"):
+            await ask(address, "/", None)

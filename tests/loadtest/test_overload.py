@@ -2,10 +2,12 @@
 
 import pytest
 
-from loadtest.client.drive import Outcome
+from loadtest.bench.outcome import Failure, Outcome
+from loadtest.bench.outcomes import Outcomes
 from loadtest.overload.command import _record
 
-REFUSED = "status 429: {}"
+REFUSED = Failure("status 429", "status 429: {}", 429)
+BROKEN = Failure("broke off", "the answer broke off")
 
 
 def answered(ttft_s: float) -> Outcome:
@@ -13,11 +15,13 @@ def answered(ttft_s: float) -> Outcome:
 
 
 def test_an_answer_is_good_when_its_first_token_is_in_time() -> None:
-    outcomes = [
-        *(answered(ttft_s) for ttft_s in (0.5, 1.0, 2.0, 2.5)),
-        Outcome(sent_s=10.0, parts_s=[10.004], error=REFUSED),
-        Outcome(sent_s=10.0, error="the answer broke off"),
-    ]
+    outcomes = Outcomes.of(
+        [
+            *(answered(ttft_s) for ttft_s in (0.5, 1.0, 2.0, 2.5)),
+            Outcome(sent_s=10.0, parts_s=[10.004], failure=REFUSED),
+            Outcome(sent_s=10.0, parts_s=[11.0], failure=BROKEN),
+        ]
+    )
     record = _record(2.0, outcomes, seconds=3.0, slo_s=2.0)
     assert record["offered_per_s"] == 2.0
     assert record["good_per_s"] == 1.0
@@ -27,5 +31,5 @@ def test_an_answer_is_good_when_its_first_token_is_in_time() -> None:
 
 
 def test_a_rate_at_which_nothing_was_answered_has_no_times() -> None:
-    record = _record(5.0, [Outcome(error="no")], seconds=1.0, slo_s=1.0)
+    record = _record(5.0, Outcomes.of([Outcome(failure=BROKEN)]), seconds=1.0, slo_s=1.0)
     assert (record["good_per_s"], record["ttft_p99_ms"], record["refused_after_ms"]) == (0.0, 0.0, 0.0)

@@ -1,5 +1,6 @@
 """Baton's own counters over a run: the difference between two readings of /metrics."""
 
+import asyncio
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
@@ -7,6 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest import http_stream
 from loadtest.http_stream import Address, HttpError
+
+_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +27,10 @@ async def read(address: Address | None) -> Reading | None:
     if address is None:
         return None
     try:
-        answer = await http_stream.ask(address, "/metrics", None)
+        async with asyncio.timeout(_TIMEOUT_S):
+            answer = await http_stream.ask(address, "/metrics", None)
         text = answer.body().decode()
-    except HttpError:
+    except (HttpError, TimeoutError):
         return None
     return parse(text)
 

@@ -4,6 +4,7 @@
     python -m loadtest client --requests 64 --input 48 --output 128 --json result.json
 
 The run ends by itself: the number of requests is fixed, and a request that is open after --timeout counts as failed.
+`baton bench` has more: other servers, workloads, arrivals and pages.
 """
 
 import argparse
@@ -13,18 +14,20 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import orjson
 import uvloop
 
-from loadtest import http_stream
+from loadtest.bench import access
+from loadtest.bench.drive import Pacing
+from loadtest.bench.endpoints import Common, Completions
+from loadtest.bench.lengths import Lengths
+from loadtest.bench.prompts import HIGHEST_TOKEN_ID, TokenIds
+from loadtest.bench.report import Report
+from loadtest.bench.runner import WARM_UP_SEED, Runner, Target
+from loadtest.bench.server import ANSWER_TIMEOUT_S, first_model
+from loadtest.bench.summary import summary
+from loadtest.bench.workloads.random_lengths import NAMED, REQUESTS, RandomLengths
 from loadtest.cannot_run import CannotRun
-from loadtest.client import access, counters, workload
-from loadtest.client.drive import Outcome, drive
-from loadtest.client.report import Report, report, summary
-from loadtest.client.workload import Workload
-from loadtest.http_stream import Address, HttpError
-
-_ANSWER_TIMEOUT_S = 10.0  # of a request that costs nothing
+from loadtest.http_stream import HttpError
 
 
 def main(arguments: list[str]) -> int:
@@ -34,7 +37,7 @@ def main(arguments: list[str]) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             result = runner.run(_run(options))
     except TimeoutError:
-        sys.stderr.write(f"loadtest: no answer within {_ANSWER_TIMEOUT_S:g} s\n")
+        sys.stderr.write(f"loadtest: no answer within {ANSWER_TIMEOUT_S:g} s\n")
         return 2
     except (CannotRun, HttpError) as error:
         sys.stderr.write(f"loadtest: {error}\n")
@@ -52,14 +55,14 @@ def _parser() -> argparse.ArgumentParser:
         "--admin-url", default="http://127.0.0.1:9001", help="Baton's admin port, for its counters (%(default)s)"
     )
     parser.add_argument("--model", help="name of the model (default: the first one that the server names)")
-    parser.add_argument("--workload", choices=sorted(workload.NAMED), default="decode", help="(%(default)s)")
+    parser.add_argument("--workload", choices=sorted(NAMED), default="decode", help="(%(default)s)")
     parser.add_argument("--requests", type=int, help="number of requests, instead of the workload's")
     parser.add_argument("--input", type=int, help="prompt tokens, instead of the workload's")
     parser.add_argument("--output", type=int, help="output tokens, instead of the workload's")
     parser.add_argument("--concurrency", type=int, help="requests at a time (default: all)")
     parser.add_argument("--warmup", type=int, default=4, help="requests before, not counted (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the prompts (%(default)s)")
-    parser.add_argument("--highest-token-id", type=int, default=4000, help="in prompts (%(default)s)")
+    parser.add_argument("--highest-token-id", type=int, default=HIGHEST_TOKEN_ID, help="in prompts (%(default)s)")
     parser.add_argument(
         "--timeout", type=float, default=300.0, help="seconds for the warm-up, and for the run (%(default)s)"
     )
@@ -68,43 +71,31 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _run(options: argparse.Namespace) -> Report:
-    address, admin = (access.local_address(url, options) for url in (options.url, options.admin_url))
-    asked = _workload(options)
-    async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-        model = options.model or await first_model(address)
-
-    async def run(wanted: Workload, seed: int) -> list[Outcome]:
-        prompts = workload.prompts(wanted, seed, options.highest_token_id)
-        concurrency = options.concurrency or wanted.requests
-        return await drive(address, model, prompts, wanted.output_tokens, concurrency, options.timeout)
-
-    if options.warmup > 0:
-        await run(replace(asked, requests=options.warmup), options.seed + 1_000_003)
-    before = await _counters(admin)
-    outcomes = await run(asked, options.seed)
-    after = await _counters(admin)
-    return report(outcomes, counters.difference(before, after) if before and after else None)
-
-
-async def _counters(address: Address) -> counters.Reading | None:
-    async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-        return await counters.read(address)
-
-
-def _workload(options: argparse.Namespace) -> Workload:
-    named = workload.NAMED[options.workload]
-    asked = Workload(
-        requests=named.requests if options.requests is None else options.requests,
-        input_tokens=named.input_tokens if options.input is None else options.input,
-        output_tokens=named.output_tokens if options.output is None else options.output,
+    address, admin = (
+        access.local_address(url, options.api_key, options.ca) for url in (options.url, options.admin_url)
     )
-    if min(asked.requests, asked.input_tokens, asked.output_tokens) < 1:
+    asked, prompts = _workload(options), TokenIds(options.highest_token_id)
+    endpoint = Completions(Common(options.model or await first_model(address)))
+    runner = Runner(Target(address, endpoint, admin))
+    pacing = Pacing(options.concurrency, run_timeout_s=options.timeout)
+    if options.warmup > 0:
+        warm_up = replace(asked, requests=options.warmup, prompts=prompts)
+        await runner.warm_up(pacing, warm_up.scripts(options.seed + WARM_UP_SEED))
+    scripts = replace(asked, prompts=prompts).scripts(options.seed)
+    return (await runner.measure(pacing, scripts, asked.requests)).report
+
+
+def _workload(options: argparse.Namespace) -> RandomLengths:
+    named = NAMED[options.workload]
+    numbers = [
+        default if given is None else given
+        for given, default in (
+            (options.requests, REQUESTS),
+            (options.input, named.input.longest),
+            (options.output, named.output.longest),
+        )
+    ]
+    if min(numbers) < 1:
         raise CannotRun("--requests, --input and --output are at least 1")
-    return asked
-
-
-async def first_model(address: Address) -> str:
-    """The first model that a server names. Raises HttpError."""
-    answer = (await http_stream.ask(address, "/v1/models", None)).body()
-    name: str = orjson.loads(answer)["data"][0]["id"]
-    return name
+    requests, input, output = numbers
+    return RandomLengths(requests, Lengths.fixed(input), Lengths.fixed(output))

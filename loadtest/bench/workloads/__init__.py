@@ -1,0 +1,1 @@
+"""The workloads: each makes scripts of random contents, or of a file."""

@@ -1,1 +1,0 @@
-"""A load-test client for any OpenAI server."""
