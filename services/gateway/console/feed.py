@@ -19,8 +19,8 @@ from services.gateway.api.errors import ApiError, unavailable
 from services.gateway.console.fleet_events import FleetEvents
 from services.gateway.console.listener import Listener, Position
 from services.gateway.console.row_changes import KeyedRow, RowChanges, seen
-from services.gateway.console.samples import STEP_S, History, fragments
-from services.gateway.console.server_events import ROWS_AT_ONCE, event, rows_events
+from services.gateway.console.samples import STEP_S, History
+from services.gateway.console.server_events import ROWS_AT_ONCE, event, json_list, rows_events
 from services.gateway.console.sources import Sources
 from services.gateway.console.tick import Ticks
 from services.gateway.console.view import View
@@ -202,9 +202,9 @@ class Feed:
         hello = {
             **about,
             "now": round(time.time(), 3),
-            "history": {**history, "samples": fragments(samples)},
-            "requests": fragments(rows[:ROWS_AT_ONCE]),
-            "events": fragments(events),
+            "history": {**history, "samples": json_list(samples)},
+            "requests": json_list(rows[:ROWS_AT_ONCE]),
+            "events": json_list(events),
         }
         return [event("hello", hello), *rows_events(rows[ROWS_AT_ONCE:])]
 

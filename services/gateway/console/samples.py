@@ -5,7 +5,6 @@ A sample is all that is computed while nobody listens.
 
 import time
 from collections import deque
-from collections.abc import Sequence
 from itertools import islice
 
 import orjson
@@ -100,8 +99,3 @@ class _Ended:
         """Reads the counts as they are now."""
         rows = sources.records.rows
         return cls({outcome.value: count for outcome, count in rows.outcomes.items()}, rows.slo_met, rows.slo_total)
-
-
-def fragments(parts: Sequence[bytes]) -> list[orjson.Fragment]:
-    """Returns JSON as parts of larger JSON."""
-    return [orjson.Fragment(part) for part in parts]

@@ -1,8 +1,16 @@
 """Consoles that are told of changes sooner than a person would see them."""
 
+from pathlib import Path
+
 import pytest
 
 from services.gateway.console import feed
+from tests.gateway.keys.key_files import KeySet, write_keys
+
+
+@pytest.fixture
+def key_set(tmp_path: Path) -> KeySet:
+    return write_keys(tmp_path / "keys.json")
 
 
 @pytest.fixture(autouse=True)

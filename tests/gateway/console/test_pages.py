@@ -6,6 +6,7 @@ import pytest
 
 from services.gateway.console import pages
 from services.gateway.console.static_files import POLICY, plotly_file, static_files
+from tests.gateway.keys.key_files import KeySet, bearer
 from tests.gateway.running_api import running_api
 
 HASHES = re.compile(r"'sha256-[^']+'")
@@ -61,3 +62,13 @@ async def test_plotly_comes_out_of_its_own_package(monkeypatch: pytest.MonkeyPat
 async def test_nothing_but_those_files_is_served(path: str):
     async with running_api() as api:
         assert (await api.admin.get(f"/console/{path}")).status_code == 404
+
+
+async def test_the_pages_are_below_a_prefix_too_whether_a_proxy_keeps_it_or_not(key_set: KeySet):
+    async with running_api(root_path="/models/chat", keys=key_set.keys()) as api:
+        for prefix in ("", "/models/chat"):
+            assert (await api.http.get(f"{prefix}/console")).headers["location"] == "console/"
+            assert (await api.http.get(f"{prefix}/console/")).status_code == 200
+            assert (await api.http.get(f"{prefix}/console/about")).status_code == 401
+            about = await api.http.get(f"{prefix}/console/about", headers=bearer(key_set.acme))
+            assert about.json()["sees"] == "own"

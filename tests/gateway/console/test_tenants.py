@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -13,18 +12,13 @@ from services.gateway.keys.authentication import Keys
 from services.gateway.keys.changes import revoke_key
 from services.gateway.keys.file import read_keys
 from tests.gateway.console.feed_reader import feed
-from tests.gateway.keys.key_files import KeySet, bearer, write_keys
+from tests.gateway.keys.key_files import KeySet, bearer
 from tests.gateway.running_api import MODEL, Api, running_api
 from tests.gateway.scripted_generator import Script, delta_per_token
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
 HIDDEN = ("workers", "links", "unhealthy", "gateway", "redis")  # parts of a tick
 LISTENING = ["/console/about", "/console/feed", "/console/requests/some-id"]
-
-
-@pytest.fixture
-def key_set(tmp_path: Any) -> KeySet:
-    return write_keys(tmp_path / "keys.json")
 
 
 @pytest_asyncio.fixture
