@@ -53,6 +53,8 @@ class Browser:
 
     def open(self, url: str, *, width: int = WIDE, theme: str = "light", still: bool = False) -> None:
         """Opens a page anew, without what an earlier one kept. still: a person who wants no motion."""
+        if self.driver.current_url.startswith("http"):
+            self.run("sessionStorage.clear(); localStorage.clear()")
         self.driver.get("about:blank")
         self.drain()
         self.asked, self._errors = [], []
@@ -60,12 +62,7 @@ class Browser:
         self.command("Emulation.setDeviceMetricsOverride", **size)
         motion = {"name": "prefers-reduced-motion", "value": "reduce" if still else "no-preference"}
         self.command("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}, motion])
-        origin = "{0.scheme}://{0.netloc}".format(urlsplit(url))
-        self.command("Storage.clearDataForOrigin", origin=origin, storageTypes="local_storage")
         self.driver.get(url)
-        self.run("sessionStorage.clear()")
-        if "#" in url:  # the same address but for what follows # would load nothing
-            self.driver.refresh()
 
     def go(self, page: str) -> None:
         """Follows the address of a page of the console, and waits until its heading is there."""

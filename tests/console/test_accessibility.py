@@ -39,8 +39,13 @@ def serious(browser: Browser, axe: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("width", [WIDE, NARROW])
-@pytest.mark.parametrize("theme", THEMES)
+LOOKS = [
+    (WIDE, "light"),
+    *(pytest.param(*look, marks=pytest.mark.long) for look in ((WIDE, "dark"), (NARROW, "light"))),
+]
+
+
+@pytest.mark.parametrize(("width", "theme"), LOOKS)
 def test_no_page_breaks_a_serious_rule(browser: Browser, stack: Stack, axe: str, theme: str, width: int):
     request_id = ask(stack.gateway, num_tokens=4)
     browser.open(console(stack.gateway), theme=theme, width=width)

@@ -155,13 +155,17 @@ def printed(*command: str) -> str:
     return ran.stdout
 
 
-@pytest.mark.parametrize(("language", "runs"), [("curl", ["sh", "-c"]), ("Python", [sys.executable, "-c"])])
+RUNS = [("curl", ["sh", "-c"]), pytest.param("Python", [sys.executable, "-c"], marks=pytest.mark.long)]
+
+
+@pytest.mark.parametrize(("language", "runs"), RUNS)
 def test_a_request_as_code_runs(browser: Browser, keyed: Keyed, language: str, runs: list[str]):
     answer = printed(*runs, code_of(browser, keyed, language))
     assert answer.strip()
     assert '"error"' not in answer
 
 
+@pytest.mark.long
 def test_a_request_as_javascript_runs(browser: Browser, keyed: Keyed):
     """With OpenAI's client, which is installed beside it."""
     found = node(NAMED) or miss("OpenAI's client for Node is not installed: `make test-clients` does")

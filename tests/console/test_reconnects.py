@@ -1,5 +1,9 @@
 """A console whose gateway goes away says so, and goes on by itself when it is back."""
 
+import signal
+
+import pytest
+
 from tests.console.browser import Browser
 from tests.console.conftest import console
 from tests.e2e.stack import Stack
@@ -8,6 +12,7 @@ from tests.e2e.stack import Stack
 CUT_OFF = "net::ERR_"
 
 
+@pytest.mark.long
 def test_a_gateway_that_dies_makes_its_console_stale_and_is_found_again(browser: Browser, stack: Stack):
     with stack.serving() as gateway:
         browser.open(console(gateway))
@@ -23,8 +28,6 @@ def test_a_gateway_that_dies_makes_its_console_stale_and_is_found_again(browser:
 
 def test_a_frozen_gateway_is_told_as_stale(browser: Browser, stack: Stack):
     """Its connection still stands, and nothing comes."""
-    import signal
-
     with stack.serving() as gateway:
         browser.open(console(gateway))
         browser.wait_for(".feed .badge", "live")

@@ -18,7 +18,14 @@ export function answerView(onChosen, onResults) {
   legend.hidden = true;
   const group = newId("goes-on");
   const views = [];
-  const element = el("article.turn.assistant", { "aria-label": "Answer", "aria-busy": "true" }, columns, legend, error, served);
+  const element = el(
+    "article.turn.assistant",
+    { "aria-label": "Answer", "aria-busy": "true" },
+    columns,
+    legend,
+    error,
+    served,
+  );
 
   const show = (answer) => {
     while (views.length < answer.choices.length) {
@@ -40,12 +47,13 @@ function speedWords(answer) {
   if (answer.endedAt === null) return answer.firstAt === null ? "waiting for the first token …" : "answering …";
   const usage = answer.usage;
   const cached = usage?.prompt_tokens_details?.cached_tokens;
+  const cachedWords = cached ? `, ${count(cached)} of them cached` : "";
   const parts = [
     answer.stopped && "stopped",
     answer.ttftMs !== null && `first token after ${duration(answer.ttftMs)}`,
     `${duration(answer.endedAt - answer.sentAt)} in all`,
     answer.tokensPerSecond !== null && `${rate(answer.tokensPerSecond)} tokens/s`,
-    usage && `${count(usage.prompt_tokens)} prompt tokens${cached ? `, ${count(cached)} of them cached` : ""}, ${count(usage.completion_tokens)} generated`,
+    usage && `${count(usage.prompt_tokens)} prompt tokens${cachedWords}, ${count(usage.completion_tokens)} generated`,
   ];
   const link = answer.requestId && [" · ", el("a", { href: requestHash(answer.requestId) }, "this request")];
   return [parts.filter(Boolean).join(" · "), link].flat().filter(Boolean);
@@ -54,14 +62,21 @@ function speedWords(answer) {
 function choiceView(index, group, onChosen, onResults) {
   const text = el("div.text");
   const thoughts = el("pre.thoughts");
-  const reasoning = el("details", { hidden: true }, el("summary", {}, "Reasoning"), thoughts);
+  const reasoning = el("details", { hidden: true }, el("summary", "Reasoning"), thoughts);
   const tokens = logprobView();
   const calls = el("div.calls");
   const finish = el("span.small.muted");
   const radio = el("input", { type: "radio", name: group, checked: index === 0, change: () => onChosen(index) });
   const chooser = el("label.check.small", { hidden: true }, radio, "go on with this one");
-  const element = el("section.choice", { "aria-label": `Choice ${index + 1}` }, reasoning, text, tokens.element, calls,
-    el("div.choice-foot", {}, finish, chooser));
+  const element = el(
+    "section.choice",
+    { "aria-label": `Choice ${index + 1}` },
+    reasoning,
+    text,
+    tokens.element,
+    calls,
+    el("div.choice-foot", finish, chooser),
+  );
   let callsShown = false;
   const show = (choice, of, ended) => {
     setText(thoughts, choice.reasoning);
@@ -69,7 +84,11 @@ function choiceView(index, group, onChosen, onResults) {
     text.hidden = choice.logprobs.length > 0;
     setText(text, choice.text);
     tokens.show(choice.logprobs);
-    if (!ended) replace(calls, choice.calls.map((call) => el("pre.call", {}, `${call.name}(${call.arguments})`)));
+    if (!ended)
+      replace(
+        calls,
+        choice.calls.map((call) => el("pre.call", `${call.name}(${call.arguments})`)),
+      );
     else if (!callsShown && choice.calls.length) {
       callsShown = true;
       replace(calls, callForm(choice.calls, onResults));
@@ -85,12 +104,26 @@ function callForm(calls, onResults) {
   const fields = calls.map((call) => {
     const id = newId("result");
     const input = el("textarea.code", { id, rows: 2, required: true });
-    return { call, input, element: el("div.field", {}, el("pre.call", {}, `${call.name}(${call.arguments})`), el("label", { for: id }, `What ${call.name} returns`), input) };
+    return {
+      call,
+      input,
+      element: el(
+        "div.field",
+        el("pre.call", `${call.name}(${call.arguments})`),
+        el("label", { for: id }, `What ${call.name} returns`),
+        input,
+      ),
+    };
   });
   const submit = (event) => {
     event.preventDefault();
     onResults(fields.map(({ call, input }) => ({ id: call.id, result: input.value })));
     setAll(event.submitter, { disabled: true });
   };
-  return el("form", { submit }, fields.map((field) => field.element), el("button", { type: "submit" }, "Send results"));
+  return el(
+    "form",
+    { submit },
+    fields.map((field) => field.element),
+    el("button", { type: "submit" }, "Send results"),
+  );
 }

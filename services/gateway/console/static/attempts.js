@@ -1,6 +1,7 @@
-/** The attempts at one request: where each went and why, what it found cached, what moved, every candidate with its cost. */
+/** The attempts at one request: where each went and why, what it found cached, what moved, and every candidate. */
 
-import { el, newId } from "./dom.js";
+import { dataTable, tableRow } from "./data_table.js";
+import { el } from "./dom.js";
 import { bytes, count, duration, NONE } from "./format.js";
 import { badge } from "./states.js";
 
@@ -21,60 +22,84 @@ export function attemptSections(record) {
   const more = record.num_attempts - record.attempts.length;
   return [
     ...record.attempts.map((attempt) => attemptSection(attempt, record.attempts.length)),
-    more > 0 && el("p.muted", {}, `${more} further attempts were made whose records are not kept.`),
+    more > 0 && el("p.muted", `${more} further attempts were made whose records are not kept.`),
   ].filter(Boolean);
 }
 
 function attemptSection(attempt, of) {
   const ends = attempt.ends.map((end) => end.reason);
   const failed = Boolean(attempt.failure) || ends.some((reason) => reason !== "finished");
-  const word = attempt.failure ? "failed" : ends.length ? [...new Set(ends)].join(", ").replaceAll("_", " ") : "under way";
+  const word = attempt.failure
+    ? "failed"
+    : ends.length
+      ? [...new Set(ends)].join(", ").replaceAll("_", " ")
+      : "under way";
   const state = badge(ends.length === 0 ? "busy" : failed ? "bad" : "good", word);
   const handoff = attempt.workers.length > 1;
-  return el("section.panel.attempt", { "data-attempt": attempt.number },
-    el("header.card-head", {}, el("h3", {}, of > 1 ? `Attempt ${attempt.number}: ` : "", handoff ? "a handoff" : "one worker alone"), state.element),
-    attempt.failure && el("p.why", {}, attempt.failure),
-    attempt.why && el("p", {}, planWords(attempt)),
+  return el(
+    "section.panel.attempt",
+    { "data-attempt": attempt.number },
+    el(
+      "header.card-head",
+      el("h3", of > 1 ? `Attempt ${attempt.number}: ` : "", handoff ? "a handoff" : "one worker alone"),
+      state.element,
+    ),
+    attempt.failure && el("p.why", attempt.failure),
+    attempt.why && el("p", planWords(attempt)),
     workerTable(attempt),
-    candidateTable(attempt));
+    candidateTable(attempt),
+  );
 }
 
 function planWords({ why, expected_s: expected }) {
-  const times = [["a pair", expected?.pair], ["a decode worker alone", expected?.alone]]
-    .filter(([, seconds]) => typeof seconds === "number").map(([what, seconds]) => `${what} ${duration(seconds * 1000)}`);
+  const times = [
+    ["a pair", expected?.pair],
+    ["a decode worker alone", expected?.alone],
+  ]
+    .filter(([, seconds]) => typeof seconds === "number")
+    .map(([what, seconds]) => `${what} ${duration(seconds * 1000)}`);
   return `Why: ${WHY[why] ?? why}.${times.length ? ` Expected: ${times.join(", ")}.` : ""}`;
 }
 
 function workerTable(attempt) {
-  const rows = attempt.workers.map((worker) => el("tr", {},
-    el("th", { scope: "row" }, worker.role), el("td", {}, worker.worker),
-    el("td.number", {}, count(worker.cached_tokens.predicted)), el("td.number", {}, count(worker.cached_tokens.found)),
-    el("td.number", {}, worker.kv_bytes ? bytes(worker.kv_bytes) : NONE),
-    el("td", { title: worker.why_transport ?? "" }, worker.transport ?? NONE),
-    el("td.number", {}, worker.reading_ms ? duration(worker.reading_ms) : NONE),
-    el("td.number", {}, duration(worker.wire_ms))));
-  return table("Its workers.",
-    ["Role", "Worker", "Cached, predicted|n", "Cached, found|n", "KV read|n", "Transport", "Reading|n", "On the wire|n"], rows);
+  const heads = [
+    "Role",
+    "Worker",
+    "#Cached, predicted",
+    "#Cached, found",
+    "#KV read",
+    "#Reading",
+    "#On the wire",
+    "Transport",
+  ];
+  const rows = attempt.workers.map((worker) =>
+    tableRow(heads, [
+      worker.role,
+      worker.worker,
+      count(worker.cached_tokens.predicted),
+      count(worker.cached_tokens.found),
+      worker.kv_bytes ? bytes(worker.kv_bytes) : NONE,
+      worker.reading_ms ? duration(worker.reading_ms) : NONE,
+      duration(worker.wire_ms),
+      [worker.transport, worker.why_transport].filter(Boolean).join(": ") || NONE,
+    ]),
+  );
+  return dataTable("Its workers.", heads, rows, { shown: true }).element;
 }
 
 function candidateTable({ candidates }) {
   if (!candidates) return null;
-  const sorted = candidates.toSorted((a, b) => Number(b.verdict === "chosen") - Number(a.verdict === "chosen") || a.cost - b.cost);
-  const rows = sorted.map((each) => el("tr", { "data-verdict": each.verdict === "chosen" ? "chosen" : "lost" },
-    el("th", { scope: "row" }, each.role), el("td", {}, each.worker), el("td.number", {}, count(each.cost)),
-    el("td.number", {}, count(each.cached_tokens)), el("td.number", {}, count(each.queued_tokens)),
-    el("td.number", {}, count(each.sequences)), el("td", {}, each.verdict === "chosen" ? badge("good", "chosen").element : each.verdict)));
-  return table("Every candidate. A cost is the prompt tokens to compute or fetch, those queued before, and 16 for each sequence.",
-    ["Role", "Worker", "Cost|n", "Cached tokens|n", "Queued tokens|n", "Sequences|n", "Verdict"], rows);
-}
-
-/** A table with its title; a heading that ends with "|n" is one of numbers. */
-function table(title, heads, rows) {
-  const id = newId("table");
-  const cells = heads.map((head) => el(head.endsWith("|n") ? "th.number" : "th", { scope: "col" }, head.replace("|n", "")));
-  return [
-    el("p.muted.small", { id }, title),
-    el("div.scroll-x", { tabindex: "0", role: "region", "aria-labelledby": id },
-      el("table", { "aria-labelledby": id }, el("thead", {}, el("tr", {}, cells)), el("tbody", {}, rows))),
-  ];
+  const heads = ["Role", "Worker", "#Cost", "#Cached tokens", "#Queued tokens", "#Sequences", "Verdict"];
+  const chosen = (candidate) => candidate.verdict === "chosen";
+  const sorted = candidates.toSorted((a, b) => Number(chosen(b)) - Number(chosen(a)) || a.cost - b.cost);
+  const rows = sorted.map((each) => {
+    const figures = [each.cost, each.cached_tokens, each.queued_tokens, each.sequences].map(count);
+    const verdict = chosen(each) ? badge("good", "chosen").element : each.verdict;
+    return tableRow(heads, [each.role, each.worker, ...figures, verdict], {
+      "data-verdict": chosen(each) ? "chosen" : "lost",
+    });
+  });
+  const title =
+    "Every candidate. A cost is the prompt tokens to compute or fetch, those queued before, and 16 for each sequence.";
+  return dataTable(title, heads, rows, { shown: true }).element;
 }

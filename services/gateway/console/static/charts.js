@@ -9,34 +9,41 @@ import { INSTALL, loadPlotly } from "./plotly.js";
 import { onTheme } from "./theme.js";
 
 const CONFIG = { displayModeBar: false, responsive: true, doubleClick: false, showTips: false };
-const WINDOWS = [["5 minutes", 300, 5], ["15 minutes", 900, 15], ["1 hour", 3600, 60]]; // seconds, and of a point
+const WINDOWS = [
+  ["5 minutes", 300, 5],
+  ["15 minutes", 900, 15],
+  ["1 hour", 3600, 60],
+]; // seconds, and of a point
 const FIRST_WINDOW = 1;
 
 /** The words where charts cannot be drawn; null where they can. */
 export function missingWords(hasPlotly) {
   if (hasPlotly) return null;
-  return el("p.panel.note", { role: "note" },
-    "Charts need the Python package plotly, which is not installed where the gateway runs: ", el("code", {}, INSTALL),
-    ". The tables have the same figures.");
+  return el(
+    "p.panel.note",
+    { role: "note" },
+    "Charts need the Python package plotly, which is not installed where the gateway runs: ",
+    el("code", INSTALL),
+    ". The tables have the same figures.",
+  );
 }
 
 /** A chart in a page: its title, a drawing, a table. */
 export class Chart {
   #plot = el("div.plot", { role: "img", hidden: true });
-  #empty = el("p.muted.empty", {}, "Nothing was counted in this time.");
-  #table = el("div.scroll-x", { tabindex: "0", role: "region" });
+  #empty = el("p.muted.empty", "Nothing was counted in this time.");
+  #table = el("div");
   #details;
   #plotly = null;
   #last = null;
   #closed = false;
   #endTheme = onTheme(() => this.#draw());
 
-  /** @param {string} title @param {boolean} hasPlotly - at the gateway @param {string} [subject] - what is left out of the title */
+  /** @param {string} title @param {boolean} hasPlotly - at the gateway @param {string} [subject] - not in the title */
   constructor(title, hasPlotly, subject = "") {
     this.title = subject ? `${subject}: ${title}` : title;
-    this.#table.setAttribute("aria-label", `${this.title}, table`);
-    this.#details = el("details", { open: !hasPlotly }, el("summary", {}, "As a table"), this.#table);
-    this.element = el("figure.panel.chart", {}, el("figcaption", {}, title), this.#empty, this.#plot, this.#details);
+    this.#details = el("details", { open: !hasPlotly }, el("summary", "As a table"), this.#table);
+    this.element = el("figure.panel.chart", el("figcaption", title), this.#empty, this.#plot, this.#details);
     if (hasPlotly) this.#load();
   }
 
@@ -87,9 +94,9 @@ export function windowChoice(onChange) {
   const choice = ([title, seconds, groupS], index) => {
     const change = () => onChange({ seconds, groupS });
     const input = el("input", { type: "radio", name: "window", checked: index === FIRST_WINDOW, change });
-    return el("label.choice", {}, input, el("span", {}, title));
+    return el("label.choice", input, el("span", title));
   };
-  const element = el("fieldset.segmented", {}, el("legend.unseen", {}, "Time that is shown"), WINDOWS.map(choice));
+  const element = el("fieldset.segmented", el("legend.unseen", "Time that is shown"), WINDOWS.map(choice));
   const [, seconds, groupS] = WINDOWS[FIRST_WINDOW];
   return { element, first: { seconds, groupS } };
 }

@@ -16,7 +16,8 @@ export class Answer {
 
   /** The choice of that number, made where it is new. */
   choice(index) {
-    while (this.choices.length <= index) this.choices.push({ text: "", reasoning: "", calls: [], logprobs: [], finish: null });
+    while (this.choices.length <= index)
+      this.choices.push({ text: "", reasoning: "", calls: [], logprobs: [], finish: null });
     return this.choices[index];
   }
 
@@ -44,7 +45,11 @@ export class Answer {
 export async function ask(url, headers, body, answer, onChange, signal) {
   try {
     const response = await fetch(url, {
-      method: "POST", signal, cache: "no-store", body: JSON.stringify(body), headers: { ...headers, "content-type": "application/json" },
+      method: "POST",
+      signal,
+      cache: "no-store",
+      body: JSON.stringify(body),
+      headers: { ...headers, "content-type": "application/json" },
     });
     answer.requestId = response.headers.get("x-request-id");
     if (!response.ok) answer.error = `HTTP ${response.status}: ${await errorWords(response)}`;
@@ -105,7 +110,11 @@ function takeMessage(choice, message) {
 export function asMessage(choice) {
   const message = { role: "assistant", content: choice.text || null };
   if (choice.calls.length) {
-    message.tool_calls = choice.calls.map(({ id, name, arguments: words }) => ({ id, type: "function", function: { name, arguments: words } }));
+    message.tool_calls = choice.calls.map(({ id, name, arguments: words }) => ({
+      id,
+      type: "function",
+      function: { name, arguments: words },
+    }));
   }
   return message;
 }

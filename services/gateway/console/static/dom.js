@@ -12,23 +12,28 @@ const keptLists = new WeakMap();
  * @param {Object} [attributes] - by name. A function is a listener of the event of that name; true is an attribute
  *   without a value; null, undefined and false leave the attribute out. `value`, `checked` and `disabled` are set as
  *   properties.
- * @param {...(Node|string|number|null|Array)} children - null and false are left out
+ * @param {...(Node|string|number|null|Array)} children - null, undefined and false are left out
  */
-export function el(name, attributes = {}, ...children) {
-  return fill(document.createElement(name.split(".")[0]), name, attributes, children);
+export function el(name, ...rest) {
+  return fill(document.createElement(name.split(".")[0]), name, rest);
 }
 
 /** Makes an element of SVG; the parameters are those of `el`. */
-export function svg(name, attributes = {}, ...children) {
-  return fill(document.createElementNS(SVG, name.split(".")[0]), name, attributes, children);
+export function svg(name, ...rest) {
+  return fill(document.createElementNS(SVG, name.split(".")[0]), name, rest);
 }
 
-function fill(element, name, attributes, children) {
+function fill(element, name, rest) {
   const classes = name.split(".").slice(1);
   if (classes.length) element.setAttribute("class", classes.join(" "));
-  setAll(element, attributes);
-  element.append(...children.flat(2).filter((child) => child !== null && child !== undefined && child !== false));
+  const hasAttributes = rest[0]?.constructor === Object;
+  if (hasAttributes) setAll(element, rest[0]);
+  element.append(...present(hasAttributes ? rest.slice(1) : rest));
   return element;
+}
+
+function present(children) {
+  return children.flat(2).filter((child) => child !== null && child !== undefined && child !== false);
 }
 
 /** Sets attributes as `el` does. */
@@ -49,7 +54,7 @@ export function setText(element, text) {
 
 /** Puts children in the place of all that an element has. */
 export function replace(element, ...children) {
-  element.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  element.replaceChildren(...present(children));
 }
 
 /**

@@ -16,7 +16,7 @@ function pairs(list, item) {
   const element = el(list);
   const make = ([name]) => {
     const value = el("dd");
-    return { element: el(item, {}, el("dt", {}, name), value), update: ([, text]) => setText(value, text) };
+    return { element: el(item, {}, el("dt", name), value), update: ([, text]) => setText(value, text) };
   };
   return { element, show: (found) => showList(element, found.filter(Boolean), ([name]) => name, make) };
 }

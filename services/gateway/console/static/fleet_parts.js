@@ -1,19 +1,25 @@
-/** Parts of the fleet's page beside workers: what is unhealthy, the gateway and Redis, links as a table, events. */
+/** Parts of the fleet's page beside workers: what is unhealthy, the gateway and Redis, events. */
 
 import { el, setText, showList } from "./dom.js";
 import { factList } from "./figures.js";
-import { bytes, clock, count, counted, dayAndTime, duration, percent, rate, span } from "./format.js";
-import { linkName } from "./moved.js";
+import { bytes, clock, count, counted, dayAndTime, duration, percent, span } from "./format.js";
 import { badge, shape } from "./states.js";
 
 const EVENT_TONES = {
-  worker_up: "good", redis_up: "good", worker_gone: "bad", worker_refused: "bad", handoff_failed: "bad", redis_down: "bad",
-  draining: "warn", gateway_draining: "warn", link_avoided: "warn",
+  worker_up: "good",
+  redis_up: "good",
+  worker_gone: "bad",
+  worker_refused: "bad",
+  handoff_failed: "bad",
+  redis_down: "bad",
+  draining: "warn",
+  gateway_draining: "warn",
+  link_avoided: "warn",
 };
 
 /** What is unhealthy, or the word that nothing is; `show(unhealthy, now)`. */
 export function unhealthyList() {
-  const fine = el("p.fine", {}, shape("good"), " Everything is healthy.");
+  const fine = el("p.fine", shape("good"), " Everything is healthy.");
   const list = el("ul.unhealthy");
   const element = el("div", { role: "status", "aria-live": "polite", "aria-label": "Health" }, fine, list);
   const entry = () => {
@@ -25,7 +31,7 @@ export function unhealthyList() {
       setText(why, problem.why ?? "");
       setText(since, problem.since ? `for ${span(now - problem.since)}` : "");
     };
-    return { element: el("li", {}, shape("bad"), words, why, since), update };
+    return { element: el("li", shape("bad"), words, why, since), update };
   };
   const show = (unhealthy, now) => {
     fine.hidden = unhealthy.length > 0;
@@ -46,8 +52,12 @@ export function gatewayCard() {
   const state = badge("good", "ok");
   const facts = factList();
   const name = el("h3.address");
-  const element = el("article.panel.card", { "data-card": "gateway" },
-    el("header.card-head", {}, el("div", {}, el("span.role", {}, "gateway"), name), state.element), facts.element);
+  const element = el(
+    "article.panel.card",
+    { "data-card": "gateway" },
+    el("header.card-head", el("div", el("span.role", "gateway"), name), state.element),
+    facts.element,
+  );
   let before = null;
   const show = ({ gateway, gateways, now }) => {
     setText(name, gateway.id);
@@ -70,8 +80,12 @@ export function gatewayCard() {
 export function redisCard() {
   const state = badge("none", "");
   const why = el("p.why");
-  const element = el("article.panel.card", { "data-card": "redis" },
-    el("header.card-head", {}, el("div", {}, el("span.role", {}, "store"), el("h3.address", {}, "Redis")), state.element), why);
+  const element = el(
+    "article.panel.card",
+    { "data-card": "redis" },
+    el("header.card-head", el("div", el("span.role", "store"), el("h3.address", "Redis")), state.element),
+    why,
+  );
   const words = {
     ok: "It has the registry of workers, the prefix index and kept responses.",
     none: "None is configured: the gateway was given the workers' addresses, and they tell it what they cache.",
@@ -84,46 +98,24 @@ export function redisCard() {
   return { element, show };
 }
 
-const LINK_COLUMNS = ["Prefill", "Decode", "Transport", "Handoffs/s", "Moved/s", "Handoffs", "Failed", "Moved", ""];
-
-/** The links as a table; `show(links, moved)`. */
-export function linkTable() {
-  const body = el("tbody");
-  const heads = LINK_COLUMNS.map((name, index) => el(index > 2 && name ? "th.number" : "th", { scope: "col" }, name || el("span.unseen", {}, "State")));
-  const table = el("table", {}, el("caption.unseen", {}, "Links between prefill and decode workers"), el("thead", {}, el("tr", {}, heads)), body);
-  const element = el("div.scroll-x", { tabindex: "0", role: "region", "aria-label": "Table of links" }, table);
-  const row = () => {
-    const cells = LINK_COLUMNS.map((_, index) => el(index === 0 ? "th" : index > 2 && index < 8 ? "td.number" : "td", index === 0 ? { scope: "row" } : {}));
-    const update = ({ link, moved }) => {
-      const each = (field) => (moved ? moved[field] / moved.seconds : 0);
-      const avoided = link.avoided ? "avoided after failures" : "";
-      [link.prefill, link.decode, link.transport ?? "none so far", rate(each("handoffs")), `${bytes(each("bytes"))}`,
-        count(link.handoffs), count(link.failed), bytes(link.bytes), avoided].forEach((text, index) => setText(cells[index], text));
-      cells[2].title = link.why ?? "";
-    };
-    return { element: el("tr", {}, cells), update };
-  };
-  const show = (links, moved) => {
-    element.hidden = links.length === 0;
-    showList(body, links.map((link) => ({ link, moved: moved.get(linkName(link)) })), ({ link }) => linkName(link), row);
-  };
-  return { element, show };
-}
-
 /** Fleet events, newest first; `show(events)`. */
 export function eventList() {
-  const none = el("p.muted", {}, "Nothing so far.");
+  const none = el("p.muted", "Nothing so far.");
   const list = el("ol.events");
   const entry = (event) => {
-    const time = el("time", { datetime: new Date(event.at * 1000).toISOString(), title: dayAndTime(event.at) }, clock(event.at));
+    const time = el(
+      "time",
+      { datetime: new Date(event.at * 1000).toISOString(), title: dayAndTime(event.at) },
+      clock(event.at),
+    );
     const kind = badge(EVENT_TONES[event.kind] ?? "none", event.kind.replaceAll("_", " "));
-    const text = el("span", {}, [event.name, event.text].filter(Boolean).join(": "));
-    return { element: el("li", {}, time, kind.element, text), update: () => undefined };
+    const text = el("span", [event.name, event.text].filter(Boolean).join(": "));
+    return { element: el("li", time, kind.element, text), update: () => undefined };
   };
   const show = (events) => {
     none.hidden = events.length > 0;
     const newest = events.slice(-50).reverse();
     showList(list, newest, (event) => `${event.at} ${event.kind} ${event.name} ${event.text}`, entry);
   };
-  return { element: el("div", {}, none, list), show };
+  return { element: el("div", none, list), show };
 }

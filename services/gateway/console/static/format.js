@@ -6,7 +6,12 @@ const whole = new Intl.NumberFormat(undefined, { maximumFractionDigits: 0 });
 const oneDigit = new Intl.NumberFormat(undefined, { maximumFractionDigits: 1 });
 const threeDigits = new Intl.NumberFormat(undefined, { maximumSignificantDigits: 3 });
 const short = new Intl.NumberFormat(undefined, { notation: "compact", maximumSignificantDigits: 3 });
-const clockFormat = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+const clockFormat = new Intl.DateTimeFormat(undefined, {
+  hour: "2-digit",
+  minute: "2-digit",
+  second: "2-digit",
+  hourCycle: "h23",
+});
 const dayFormat = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "long" });
 
 function is(value) {
@@ -32,6 +37,7 @@ export function rate(value) {
 /** A share between 0 and 1 as per cent. */
 export function percent(value) {
   if (!is(value)) return NONE;
+  if (value > 0 && value < 0.0005) return "< 0.1 %";
   return `${value > 0 && value < 0.1 ? oneDigit.format(value * 100) : whole.format(value * 100)} %`;
 }
 
@@ -58,7 +64,9 @@ export function duration(ms) {
 
 /** Milliseconds with a fixed number of decimals, for figures that are added up. */
 export function exactMs(ms, digits = 2) {
-  return is(ms) ? `${ms.toLocaleString(undefined, { minimumFractionDigits: digits, maximumFractionDigits: digits })} ms` : NONE;
+  return is(ms)
+    ? `${ms.toLocaleString(undefined, { minimumFractionDigits: digits, maximumFractionDigits: digits })} ms`
+    : NONE;
 }
 
 /** Seconds as the two largest units: 3 min 5 s. */

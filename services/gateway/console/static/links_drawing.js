@@ -1,6 +1,6 @@
 /**
- * The drawing of a fleet: its workers, the links between them, and handoffs that move. What it shows is in tables too, so
- * for a screen reader it is one picture with a summary.
+ * The drawing of a fleet: its workers, the links between them, and handoffs that move. What it shows is in tables too,
+ * so for a screen reader it is one picture with a summary.
  */
 
 import { setAll, setText, showList, svg } from "./dom.js";
@@ -72,20 +72,36 @@ export class LinksDrawing {
     const names = shortNames(this.#tick.workers.map((worker) => worker.address));
     const size = { width: places.nodeWidth, height: places.nodeHeight };
     const nodes = Object.entries(columns).flatMap(([role, workers]) =>
-      workers.map((worker, index) => ({ worker, name: names.get(worker.address), at: places[role](index), ...size })));
+      workers.map((worker, index) => ({ worker, name: names.get(worker.address), at: places[role](index), ...size })),
+    );
     const at = new Map(nodes.map((node) => [node.worker.address, node.at]));
     const drawn = this.#tick.links.filter((link) => at.has(link.prefill) && at.has(link.decode));
     this.#drawn = drawn.map((link) => ({
-      link, way: linkWay(places, at.get(link.prefill), at.get(link.decode)), moved: this.#moved.get(linkName(link)),
+      link,
+      way: linkWay(places, at.get(link.prefill), at.get(link.decode)),
+      moved: this.#moved.get(linkName(link)),
     }));
     showList(this.#links, this.#drawn, ({ link }) => linkName(link), linkPath);
-    showList(this.#nodes, nodes, (node) => `${node.worker.role} ${node.worker.address}`, () => workerNode(this.#onWorker));
+    showList(
+      this.#nodes,
+      nodes,
+      (node) => `${node.worker.role} ${node.worker.address}`,
+      () => workerNode(this.#onWorker),
+    );
   }
 
   #otherBoxes(places) {
     const { gateway, redis } = this.#tick;
     const words = `${count(gateway.in_flight)} in flight`;
-    const boxes = [{ name: "gateway", box: places.gateway, tone: gateway.draining ? "warn" : "good", first: "gateway", second: words }];
+    const boxes = [
+      {
+        name: "gateway",
+        box: places.gateway,
+        tone: gateway.draining ? "warn" : "good",
+        first: "gateway",
+        second: words,
+      },
+    ];
     if (redis.state === "none") return boxes;
     const tone = redis.state === "ok" ? "good" : "bad";
     return [...boxes, { name: "redis", box: places.redis, tone, first: `Redis: ${redis.state}`, second: null }];
@@ -104,8 +120,10 @@ export class LinksDrawing {
     const { workers, links } = this.#tick;
     const live = workers.filter((worker) => worker.state !== "gone").length;
     const rates = movedRates(this.#moved);
-    return `Drawing of ${live} connected workers and ${links.length} links between prefill and decode workers: `
-      + `${rate(rates.handoffs)} handoffs and ${bytes(rates.bytes)} a second. The tables below have the same figures.`;
+    return (
+      `Drawing of ${live} connected workers and ${links.length} links between prefill and decode workers: ` +
+      `${rate(rates.handoffs)} handoffs and ${bytes(rates.bytes)} a second. The tables below have the same figures.`
+    );
   }
 }
 

@@ -12,7 +12,7 @@ const LOAD_WIDTH = 5.9;
 /** The marker at the end of an arrow. */
 export function arrowHead() {
   const marker = { id: "arrow", viewBox: "0 0 8 8", refX: 6, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" };
-  return svg("defs", {}, svg("marker", marker, svg("path", { d: "M0 0 8 4 0 8Z" })));
+  return svg("defs", svg("marker", marker, svg("path", { d: "M0 0 8 4 0 8Z" })));
 }
 
 /** An arrow with its name: `{name, d, x, y}`. */
@@ -24,21 +24,26 @@ export function flowArrow() {
     setAll(text, { x: flow.x, y: flow.y });
     setText(text, flow.name);
   };
-  return { element: svg("g", {}, path, text), update };
+  return { element: svg("g", path, text), update };
 }
 
 /** A link: `{link, way, moved}`; it is the wider, the more it moved. */
 export function linkPath() {
   const title = svg("title");
-  const element = svg("path.link", {}, title);
+  const element = svg("path.link", title);
   const update = ({ link, way, moved }) => {
     const width = moved ? Math.min(6, 1.5 + Math.log2(1 + moved.handoffs / moved.seconds)) : 1.25;
     setAll(element, {
-      d: curve(way), "stroke-width": width.toFixed(2), "data-busy": moved ? "yes" : "no",
+      d: curve(way),
+      "stroke-width": width.toFixed(2),
+      "data-busy": moved ? "yes" : "no",
       "data-avoided": link.avoided ? "yes" : "no",
     });
     const avoided = link.avoided ? ", avoided after failures" : "";
-    setText(title, `${link.prefill} to ${link.decode}${avoided}: ${count(link.handoffs)} handoffs, ${bytes(link.bytes)}`);
+    setText(
+      title,
+      `${link.prefill} to ${link.decode}${avoided}: ${count(link.handoffs)} handoffs, ${bytes(link.bytes)}`,
+    );
   };
   return { element, update };
 }

@@ -1,6 +1,6 @@
 /**
- * An answer's tokens coloured by how likely each was, with its alternatives in a tooltip. The tokens are one stop of the
- * Tab key; arrows go from token to token.
+ * An answer's tokens coloured by how likely each was, with its alternatives in a tooltip. The tokens are one stop of
+ * the Tab key; arrows go from token to token.
  */
 
 import { el, newId, setAll } from "./dom.js";
@@ -17,8 +17,11 @@ export function likelihoodClass(probability) {
 /** A view of tokens; `show(entries)` adds those that are new. */
 export function logprobView() {
   const tooltip = el("div.tooltip", { role: "tooltip", id: newId("alternatives"), hidden: true });
-  const tokens = el("div.tokens", { role: "group", "aria-label": "Tokens with their probabilities; arrow keys move between them" });
-  const element = el("div.logprobs", {}, tokens, tooltip);
+  const tokens = el("div.tokens", {
+    role: "group",
+    "aria-label": "Tokens with their probabilities; arrow keys move between them",
+  });
+  const element = el("div.logprobs", tokens, tooltip);
   let entries = [];
 
   function open(token) {
@@ -50,11 +53,22 @@ export function logprobView() {
   const add = (entry, index) => {
     const probability = Math.exp(entry.logprob);
     const shown = entry.token.replaceAll("\n", "⏎\n");
-    tokens.append(el(`button.token.likely-${likelihoodClass(probability)}`, {
-      type: "button", tabindex: index === 0 ? "0" : "-1", "data-index": index,
-      focus: (event) => open(event.target), blur: (event) => close(event.target), keydown: move,
-      mouseenter: (event) => open(event.target), mouseleave: (event) => event.target !== document.activeElement && close(event.target),
-    }, shown));
+    tokens.append(
+      el(
+        `button.token.likely-${likelihoodClass(probability)}`,
+        {
+          type: "button",
+          tabindex: index === 0 ? "0" : "-1",
+          "data-index": index,
+          focus: (event) => open(event.target),
+          blur: (event) => close(event.target),
+          keydown: move,
+          mouseenter: (event) => open(event.target),
+          mouseleave: (event) => event.target !== document.activeElement && close(event.target),
+        },
+        shown,
+      ),
+    );
   };
   const show = (all) => {
     entries = all;
@@ -68,13 +82,23 @@ export function logprobView() {
 function tooltipParts(entry) {
   const top = entry.top_logprobs ?? [];
   const has = top.some((other) => other.token === entry.token && other.logprob === entry.logprob);
-  const rows = (has ? top : [entry, ...top]).map((other) => el("tr", { "data-chosen": other.token === entry.token ? "yes" : "no" },
-    el("td", {}, el("code", {}, JSON.stringify(other.token))), el("td.number", {}, percent(Math.exp(other.logprob)))));
-  return [el("table", {}, el("tbody", {}, rows))];
+  const rows = (has ? top : [entry, ...top]).map((other) =>
+    el(
+      "tr",
+      { "data-chosen": other.token === entry.token ? "yes" : "no" },
+      el("td", el("code", JSON.stringify(other.token))),
+      el("td.number", percent(Math.exp(other.logprob))),
+    ),
+  );
+  return [el("table", el("tbody", rows))];
 }
 
 /** What the colours mean. */
 export function logprobLegend() {
   const names = ["90 % or more", "60 %", "30 %", "10 %", "less"];
-  return el("p.legend.small", {}, "Probability of the token: ", names.map((name, index) => el(`span.token.likely-${index}`, {}, name)));
+  return el(
+    "p.legend.small",
+    "Probability of the token: ",
+    names.map((name, index) => el(`span.token.likely-${index}`, {}, name)),
+  );
 }

@@ -17,7 +17,8 @@ export function movedBetween(before, tick) {
   const earlier = new Map((before.links ?? []).map((link) => [linkName(link), link]));
   for (const link of tick.links ?? []) {
     const last = earlier.get(linkName(link));
-    const grew = (field) => (last !== undefined && link[field] >= last[field] ? link[field] - last[field] : link[field]);
+    const grew = (field) =>
+      last !== undefined && link[field] >= last[field] ? link[field] - last[field] : link[field];
     const found = { handoffs: grew("handoffs"), failed: grew("failed"), bytes: grew("bytes") };
     if (found.handoffs || found.failed || found.bytes) {
       moved.set(linkName(link), { seconds: tick.now - before.now, ...found });

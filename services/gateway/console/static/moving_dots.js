@@ -40,9 +40,7 @@ export class MovingDots {
     if (document.hidden) return; // no frame comes, and all of them would move at once later
     for (let index = 0; index < number && this.#dots.length < MOST_AT_ONCE; index += 1) {
       const begins = performance.now() + (1000 * (index + Math.random() * 0.6)) / number;
-      const element = failed
-        ? svg("path.dot.failed", { d: "M-4-4 4 4M4-4-4 4" })
-        : svg("circle.dot", { r: radius });
+      const element = failed ? svg("path.dot.failed", { d: "M-4-4 4 4M4-4-4 4" }) : svg("circle.dot", { r: radius });
       this.#dots.push({ way, begins, element, reach: failed ? 0.5 : 1 });
     }
     this.#frame ??= requestAnimationFrame((now) => this.#move(now));

@@ -36,8 +36,8 @@ export function recent(samples, now, seconds) {
 }
 
 /**
- * Samples in groups of so many, oldest first; a group's samples lie side by side in time. Groups begin at round times, so
- * that a group stays the same while newer samples come. A time without samples between others is an empty group.
+ * Samples in groups of so many, oldest first; a group's samples lie side by side in time. Groups begin at round times,
+ * so that a group stays the same while newer samples come. A time without samples between others is an empty group.
  *
  * @param {Object[]} samples - oldest first @param {number} groupS - seconds in a group
  * @returns {Array<{at: number, samples: Object[]}>} at: where the group begins, in seconds since 1970

@@ -2,11 +2,16 @@
 
 import { answerView } from "./answer_view.js";
 import { Answer, ask, asMessage } from "./chat.js";
+import { codeView } from "./code_view.js";
 import { asCurl, asJavaScript, asPython } from "./copy_as.js";
 import { el, setAll, setText } from "./dom.js";
 import { BadField, labelled, playgroundForm } from "./playground_form.js";
 
-const LANGUAGES = [["curl", asCurl], ["Python", asPython], ["JavaScript", asJavaScript]];
+const LANGUAGES = [
+  ["curl", asCurl],
+  ["Python", asPython],
+  ["JavaScript", asJavaScript],
+];
 const RECORD_TRIES = 5;
 const NARROW = 900; // pixels, below which the fields are folded at first
 
@@ -22,8 +27,11 @@ class Chat {
   #form;
   #turns = []; // {messages: function(): Object[]}
   #log = el("div.turns", { role: "log", "aria-label": "Chat" });
-  #hint = el("p.panel.muted.hint-empty", {}, "Send the model a message. Its answer comes here token by token, with the time ",
-    "that it took and the workers that served it.");
+  #hint = el(
+    "p.panel.muted.hint-empty",
+    "Send the model a message. Its answer comes here token by token, with the time ",
+    "that it took and the workers that served it.",
+  );
   #message = labelled("Message", el("textarea", { rows: 3, required: true, keydown: (event) => this.#onKey(event) }));
   #send = el("button.primary", { type: "submit" }, "Send");
   #stop = el("button", { type: "button", disabled: true, click: () => this.#abort?.abort() }, "Stop");
@@ -36,15 +44,37 @@ class Chat {
     this.#session = session;
     this.#form = playgroundForm(store.about.models);
     const clear = el("button.quiet", { type: "button", click: () => this.#clear() }, "Begin anew");
-    const copies = LANGUAGES.map(([name, make]) => el("button.quiet", { type: "button", click: () => this.#showCode(name, make) }, name));
-    const composer = el("form.composer", { submit: (event) => this.#onSubmit(event) }, this.#message.element,
-      el("div.row", {}, this.#send, this.#stop, clear, el("span.small.muted.hint", {}, "Ctrl+Enter sends"),
-        el("span.copies", {}, el("span.small.muted", {}, "Copy as"), copies)));
-    const fields = el("details", { open: innerWidth > NARROW }, el("summary", {}, "Fields of the request"), this.#form.element);
-    this.element = el("div.page.playground", {}, el("h1", { tabindex: "-1" }, "Playground"),
-      el("div.playground-columns", {},
+    const copies = LANGUAGES.map(([name, make]) =>
+      el("button.quiet", { type: "button", click: () => this.#showCode(name, make) }, name),
+    );
+    const composer = el(
+      "form.composer",
+      { submit: (event) => this.#onSubmit(event) },
+      this.#message.element,
+      el(
+        "div.row",
+        this.#send,
+        this.#stop,
+        clear,
+        el("span.small.muted.hint", "Ctrl+Enter sends"),
+        el("span.copies", el("span.small.muted", "Copy as"), copies),
+      ),
+    );
+    const fields = el(
+      "details",
+      { open: innerWidth > NARROW },
+      el("summary", "Fields of the request"),
+      this.#form.element,
+    );
+    this.element = el(
+      "div.page.playground",
+      el("h1", { tabindex: "-1" }, "Playground"),
+      el(
+        "div.playground-columns",
         el("section.panel.request-fields", { "aria-label": "Fields of the request" }, fields),
-        el("section.chat", { "aria-label": "Chat" }, this.#hint, this.#log, composer, this.#code.element, this.#status)));
+        el("section.chat", { "aria-label": "Chat" }, this.#hint, this.#log, composer, this.#code.element, this.#status),
+      ),
+    );
   }
 
   close() {
@@ -74,7 +104,7 @@ class Chat {
     if (this.#abort !== null || body === null) return;
     this.#message.input.value = "";
     this.#hint.hidden = true;
-    this.#log.append(el("article.turn.user", { "aria-label": "You" }, el("div.text", {}, content)));
+    this.#log.append(el("article.turn.user", { "aria-label": "You" }, el("div.text", content)));
     this.#turns.push({ messages: () => [{ role: "user", content }] });
     this.#answer(body, content);
   }
@@ -83,7 +113,11 @@ class Chat {
   #body(further) {
     try {
       const system = this.#form.system();
-      const messages = [...(system ? [{ role: "system", content: system }] : []), ...this.#turns.flatMap((turn) => turn.messages()), ...further];
+      const messages = [
+        ...(system ? [{ role: "system", content: system }] : []),
+        ...this.#turns.flatMap((turn) => turn.messages()),
+        ...further,
+      ];
       const { model, ...fields } = this.#form.fields();
       return { model, messages, ...fields };
     } catch (error) {
@@ -96,9 +130,12 @@ class Chat {
   async #answer(body, content) {
     const answer = new Answer();
     let chosen = 0;
-    const view = answerView((index) => {
-      chosen = index;
-    }, (results) => this.#sendResults(results));
+    const view = answerView(
+      (index) => {
+        chosen = index;
+      },
+      (results) => this.#sendResults(results),
+    );
     this.#log.append(view.element);
     const turn = { messages: () => (answer.choices[chosen] ? [asMessage(answer.choices[chosen])] : []) };
     this.#turns.push(turn);
@@ -118,7 +155,8 @@ class Chat {
     const messages = results.map(({ id, result }) => ({ role: "tool", tool_call_id: id, content: result }));
     const body = this.#body(messages);
     if (this.#abort !== null || body === null) return;
-    for (const { content } of messages) this.#log.append(el("article.turn.tool", { "aria-label": "Result of a tool" }, el("pre", {}, content)));
+    for (const { content } of messages)
+      this.#log.append(el("article.turn.tool", { "aria-label": "Result of a tool" }, el("pre", content)));
     this.#turns.push({ messages: () => messages });
     this.#answer(body, null);
   }
@@ -152,34 +190,4 @@ class Chat {
     const base = new URL(this.#store.about.api, location.href.split("#")[0]).href.replace(/\/$/, "");
     this.#code.show(name, make(base, body, this.#store.about.key_id !== null || this.#session.key !== ""));
   }
-}
-
-function codeView() {
-  const code = el("code");
-  const title = el("h2.small");
-  const told = el("span.small.muted", { role: "status" });
-  const copy = async () => {
-    try {
-      await navigator.clipboard.writeText(code.textContent);
-      setText(told, "Copied.");
-    } catch {
-      getSelection().selectAllChildren(code); // no clipboard without TLS or permission
-      setText(told, "Selected: copy it with the keyboard.");
-    }
-  };
-  const close = () => {
-    element.hidden = true;
-  };
-  const element = el("section.panel.code-view", { hidden: true, "aria-label": "The request as code" },
-    el("div.card-head", {}, title, el("div.row", {}, told, el("button.quiet", { type: "button", click: copy }, "Copy"), el("button.quiet", { type: "button", click: close }, "Close"))),
-    el("pre", { tabindex: "0" }, code));
-  const show = (name, text) => {
-    setText(title, `As ${name}`);
-    setText(code, text);
-    setText(told, "");
-    element.hidden = false;
-    copy();
-    element.scrollIntoView({ block: "nearest" });
-  };
-  return { element, show };
 }

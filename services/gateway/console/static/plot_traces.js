@@ -41,7 +41,11 @@ export function heatTrace({ times, stepS, heat, words }) {
       showscale: false,
       hoverongaps: false,
       zmin: 0,
-      colorscale: [[0, colour("--heat-0")], [0.5, colour("--heat-1")], [1, colour("--heat-2")]],
+      colorscale: [
+        [0, colour("--heat-0")],
+        [0.5, colour("--heat-1")],
+        [1, colour("--heat-2")],
+      ],
     },
   ];
 }
@@ -49,7 +53,13 @@ export function heatTrace({ times, stepS, heat, words }) {
 /** The layout of either. */
 export function chartLayout({ lines, heat, axis, words }) {
   const [grid, muted] = [colour("--line"), colour("--muted")];
-  const common = { gridcolor: grid, zerolinecolor: grid, linecolor: grid, tickfont: { color: muted, size: 12 }, fixedrange: true };
+  const common = {
+    gridcolor: grid,
+    zerolinecolor: grid,
+    linecolor: grid,
+    tickfont: { color: muted, size: 12 },
+    fixedrange: true,
+  };
   return {
     height: 240,
     margin: { l: 60, r: 12, t: 8, b: 36 },

@@ -24,12 +24,27 @@ export function openRequest({ store, session, route }) {
   const texts = el("div.attempts");
   const trouble = el("p.why", { role: "status", hidden: true });
   const figures = el("div", { hidden: true }, facts.element);
-  const body = el("div", { hidden: true },
-    el("section", { "aria-labelledby": "time-head" }, el("h2", { id: "time-head" }, "Where its time went"), timeline.element),
-    el("section", { "aria-labelledby": "attempts-head" }, el("h2", { id: "attempts-head" }, "Attempts"), attempts), texts);
-  const element = el("div.page.request-page", {},
-    el("p", {}, el("a", { href: "#/requests" }, "All requests")),
-    el("div.page-head", {}, el("h1.id", { tabindex: "-1" }, id), state.element), told, trouble, figures, body);
+  const body = el(
+    "div",
+    { hidden: true },
+    el(
+      "section",
+      { "aria-labelledby": "time-head" },
+      el("h2", { id: "time-head" }, "Where its time went"),
+      timeline.element,
+    ),
+    el("section", { "aria-labelledby": "attempts-head" }, el("h2", { id: "attempts-head" }, "Attempts"), attempts),
+    texts,
+  );
+  const element = el(
+    "div.page.request-page",
+    el("p", el("a", { href: "#/requests" }, "All requests")),
+    el("div.page-head", el("h1.id", { tabindex: "-1" }, id), state.element),
+    told,
+    trouble,
+    figures,
+    body,
+  );
   const abort = new AbortController();
   let timer = null;
 
@@ -41,7 +56,8 @@ export function openRequest({ store, session, route }) {
       trouble.hidden = false;
       const words = error instanceof TypeError ? "The gateway does not answer." : error.message;
       replace(trouble, error instanceof KeyWanted ? `This key may not see it: ${words}` : words);
-      if (error instanceof Refused && error.status === 404) showRow(store.rows().find((row) => String(row.n) === number));
+      if (error instanceof Refused && error.status === 404)
+        showRow(store.rows().find((row) => String(row.n) === number));
       if (error instanceof TypeError) timer = setTimeout(load, 3 * AGAIN_MS);
     }
   }
@@ -87,7 +103,8 @@ function stateOf(record) {
 
 function toldWords(record) {
   const key = record.key_id ? ` with key ${record.key_id}` : "";
-  const when = `${record.endpoint} of ${record.model ?? "the model"}${key}, arrived ${dayAndTime(record.arrived_at)}. ${servedWords(record)}`;
+  const asked = `${record.endpoint} of ${record.model ?? "the model"}${key}`;
+  const when = `${asked}, arrived ${dayAndTime(record.arrived_at)}. ${servedWords(record)}`;
   if (record.in_flight) return `${when} The client is being answered.`;
   const error = record.error ? `, error ${record.error}` : "";
   const finish = record.finish_reason ? `, finish reason ${record.finish_reason}` : "";
@@ -97,27 +114,40 @@ function toldWords(record) {
 /** Prompt and answers, which a gateway keeps with --console-text alone. */
 function textSections(text) {
   if (!text) return [];
-  const part = (title, words) => el("section", {}, el("h2", {}, title), el("pre.panel", { tabindex: "0" }, words));
-  const answers = text.answers.map((answer, index) => part(text.answers.length > 1 ? `Answer ${index + 1}` : "Answer", answer));
-  return [part("Prompt", text.prompt), ...answers, text.cut && el("p.muted", {}, "Longer texts are cut.")].filter(Boolean);
+  const part = (title, words) => el("section", el("h2", title), el("pre.panel", { tabindex: "0" }, words));
+  const answers = text.answers.map((answer, index) =>
+    part(text.answers.length > 1 ? `Answer ${index + 1}` : "Answer", answer),
+  );
+  return [part("Prompt", text.prompt), ...answers, text.cut && el("p.muted", "Longer texts are cut.")].filter(Boolean);
 }
 
 function recordFigures(record) {
-  const moved = record.attempts.flatMap((attempt) => attempt.workers).reduce((sum, worker) => sum + (worker.kv_bytes ?? 0), 0);
+  const moved = record.attempts
+    .flatMap((attempt) => attempt.workers)
+    .reduce((sum, worker) => sum + (worker.kv_bytes ?? 0), 0);
   const generating = record.ttft_ms === null ? 0 : record.duration_ms - record.ttft_ms;
-  const perSecond = record.generated_tokens > 1 && generating > 0 ? ((record.generated_tokens - 1) * 1000) / generating : null;
+  const perSecond =
+    record.generated_tokens > 1 && generating > 0 ? ((record.generated_tokens - 1) * 1000) / generating : null;
   return [
-    ["Time", duration(record.duration_ms)], ["First token", duration(record.ttft_ms)],
-    ["Tokens/s after it", rate(perSecond)], ["Prompt tokens", count(record.prompt_tokens)],
-    ["Of them cached", count(record.cached_tokens)], ["Generated tokens", count(record.generated_tokens)],
+    ["Time", duration(record.duration_ms)],
+    ["First token", duration(record.ttft_ms)],
+    ["Tokens/s after it", rate(perSecond)],
+    ["Prompt tokens", count(record.prompt_tokens)],
+    ["Of them cached", count(record.cached_tokens)],
+    ["Generated tokens", count(record.generated_tokens)],
     ["KV moved", moved ? bytes(moved) : NONE],
   ];
 }
 
 function rowFigures(row) {
   return [
-    ["Time", duration(row.ms)], ["First token", duration(row.ttft_ms)], ["Prompt tokens", count(row.prompt)],
-    ["Of them cached", count(row.cached)], ["Generated tokens", count(row.generated)], ["Attempts", count(row.attempts)],
-    row.finish && ["Finish reason", row.finish], row.error && ["Error", row.error],
+    ["Time", duration(row.ms)],
+    ["First token", duration(row.ttft_ms)],
+    ["Prompt tokens", count(row.prompt)],
+    ["Of them cached", count(row.cached)],
+    ["Generated tokens", count(row.generated)],
+    ["Attempts", count(row.attempts)],
+    row.finish && ["Finish reason", row.finish],
+    row.error && ["Error", row.error],
   ];
 }

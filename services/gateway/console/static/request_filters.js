@@ -3,7 +3,12 @@
 import { el, newId, replace, setText } from "./dom.js";
 import { counted } from "./format.js";
 
-const STATES = [["", "All"], ["in flight", "In flight"], ["done", "Done"], ["failed", "Failed"]];
+const STATES = [
+  ["", "All"],
+  ["in flight", "In flight"],
+  ["done", "Done"],
+  ["failed", "Failed"],
+];
 
 /**
  * The rows that pass.
@@ -14,12 +19,14 @@ const STATES = [["", "All"], ["in flight", "In flight"], ["done", "Done"], ["fai
 export function passing(rows, wanted, now) {
   const slow = Number(wanted.slow) || 0;
   const text = wanted.text.toLowerCase();
-  return rows.filter((row) =>
-    (!wanted.state || row.state === wanted.state)
-    && (!wanted.model || row.model === wanted.model)
-    && (!wanted.key || row.key === wanted.key)
-    && (!slow || (row.ms ?? (now - row.at) * 1000) > slow)
-    && (!text || row.id.toLowerCase().includes(text)));
+  return rows.filter(
+    (row) =>
+      (!wanted.state || row.state === wanted.state) &&
+      (!wanted.model || row.model === wanted.model) &&
+      (!wanted.key || row.key === wanted.key) &&
+      (!slow || (row.ms ?? (now - row.at) * 1000) > slow) &&
+      (!text || row.id.toLowerCase().includes(text)),
+  );
 }
 
 /** The form. `onChange` gets what is wanted; `offer(rows)` renews models and keys to choose from. */
@@ -31,16 +38,35 @@ export function filterForm(query, withKeys, onChange) {
     onChange(wanted);
   };
   const group = newId("state");
-  const states = STATES.map(([value, title]) => el("label.choice", {},
-    el("input", { type: "radio", name: group, value, checked: wanted.state === value, change: changed("state") }), el("span", {}, title)));
+  const states = STATES.map(([value, title]) =>
+    el(
+      "label.choice",
+      el("input", { type: "radio", name: group, value, checked: wanted.state === value, change: changed("state") }),
+      el("span", title),
+    ),
+  );
   const model = chooser("Model", "any model", wanted.model, changed("model"));
   const key = chooser("Key", "any key", wanted.key, changed("key"));
   key.element.hidden = !withKeys;
-  const slow = field("Slower than, ms", { type: "number", min: 0, step: 100, value: wanted.slow, input: changed("slow") });
+  const slow = field("Slower than, ms", {
+    type: "number",
+    min: 0,
+    step: 100,
+    value: wanted.slow,
+    input: changed("slow"),
+  });
   const text = field("Id has", { type: "search", value: wanted.text, spellcheck: "false", input: changed("text") });
   const number = el("output.muted");
-  const element = el("form.filters", { submit: (event) => event.preventDefault(), role: "search", "aria-label": "Filter requests" },
-    el("fieldset.segmented", {}, el("legend.unseen", {}, "State"), states), model.element, key.element, slow, text, number);
+  const element = el(
+    "form.filters",
+    { submit: (event) => event.preventDefault(), role: "search", "aria-label": "Filter requests" },
+    el("fieldset.segmented", el("legend.unseen", "State"), states),
+    model.element,
+    key.element,
+    slow,
+    text,
+    number,
+  );
   return {
     element,
     wanted,
@@ -56,7 +82,7 @@ export function filterForm(query, withKeys, onChange) {
 
 function field(title, attributes) {
   const id = newId("filter");
-  return el("div.field", {}, el("label", { for: id }, title), el("input", { id, ...attributes }));
+  return el("div.field", el("label", { for: id }, title), el("input", { id, ...attributes }));
 }
 
 function chooser(title, any, value, change) {
@@ -68,9 +94,13 @@ function chooser(title, any, value, change) {
     if (found.join("\n") === offered && select.options.length) return;
     offered = found.join("\n");
     const chosen = select.options.length ? select.value : value;
-    replace(select, el("option", { value: "" }, any), found.map((name) => el("option", { value: name }, name)));
+    replace(
+      select,
+      el("option", { value: "" }, any),
+      found.map((name) => el("option", { value: name }, name)),
+    );
     select.value = chosen;
   };
   offer([]);
-  return { element: el("div.field", {}, el("label", { for: id }, title), select), offer };
+  return { element: el("div.field", el("label", { for: id }, title), select), offer };
 }

@@ -6,17 +6,28 @@ import { requestHash } from "./router.js";
 import { badge, requestTone, requestWord } from "./states.js";
 
 const COLUMNS = [
-  ["at", "Arrived"], ["state", "State"], ["id", "Request"], ["model", "Model"], ["key", "Key"], ["prompt", "Prompt"],
+  ["at", "Arrived"],
+  ["state", "State"],
+  ["id", "Request"],
+  ["model", "Model"],
+  ["key", "Key"],
+  ["prompt", "Prompt"],
   ["cached", "Cached"],
-  ["answer", "Answer"], ["ttft", "First token"], ["ms", "Time"], ["workers", "Workers"],
+  ["answer", "Answer"],
+  ["ttft", "First token"],
+  ["ms", "Time"],
+  ["workers", "Workers"],
 ];
 
 const TEXTS = COLUMNS.map(([name]) => name).filter((name) => name !== "state" && name !== "id");
 
 /** The row of headings. */
 export function requestHeads() {
-  return el("div.request-row.heads", { role: "row", "aria-rowindex": 1 },
-    COLUMNS.map(([name, title]) => el(`div.cell.${name}`, { role: "columnheader" }, title)));
+  return el(
+    "div.request-row.heads",
+    { role: "row", "aria-rowindex": 1 },
+    COLUMNS.map(([name, title]) => el(`div.cell.${name}`, { role: "columnheader" }, title)),
+  );
 }
 
 /**

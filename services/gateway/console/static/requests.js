@@ -12,7 +12,14 @@ import { VirtualList } from "./virtual_list.js";
 
 /** See main.js. */
 export function openRequests({ store, route }) {
-  const list = new VirtualList("Requests", requestHeads(), requestRows(() => store.now(), (address) => names.get(address) ?? address));
+  const list = new VirtualList(
+    "Requests",
+    requestHeads(),
+    requestRows(
+      () => store.now(),
+      (address) => names.get(address) ?? address,
+    ),
+  );
   const form = filterForm(route.query, store.about.sees === "all", (wanted) => {
     keepQuery("requests", wanted);
     standing = null;
@@ -45,19 +52,25 @@ export function openRequests({ store, route }) {
     form.offer(all);
     names = shortNames(addresses(all));
     const rows = passing(all, form.wanted, store.now());
-    standing = paused || !list.atTop ? standing ?? new Set(rows.map((row) => row.n)) : null;
+    standing = paused || !list.atTop ? (standing ?? new Set(rows.map((row) => row.n))) : null;
     const shown = standing === null ? rows : rows.filter((row) => standing.has(row.n));
     list.show(shown);
     form.showNumber(rows.length, all.length);
     fresh.hidden = rows.length === shown.length;
     setText(fresh, `${counted(rows.length - shown.length, "new request")}, show`);
     empty.hidden = rows.length > 0;
-    setText(empty, all.length ? "No request passes these filters." : "No request so far. Those that come are shown here at once.");
+    setText(
+      empty,
+      all.length ? "No request passes these filters." : "No request so far. Those that come are shown here at once.",
+    );
   }
 
-  const element = el("div.page.requests-page", {},
-    el("div.page-head", {}, el("h1", { tabindex: "-1" }, "Requests"), el("div.row", {}, fresh, pause)),
-    form.element, el("div.panel.list", {}, list.element, empty));
+  const element = el(
+    "div.page.requests-page",
+    el("div.page-head", el("h1", { tabindex: "-1" }, "Requests"), el("div.row", fresh, pause)),
+    form.element,
+    el("div.panel.list", list.element, empty),
+  );
   const ends = [store.on("rows", show), store.on("tick", show)];
   show();
   const close = () => {

@@ -24,16 +24,20 @@ export function shell(pages, { onKeyRemoved, onRetry }) {
   const feedWords = el("span.feed-words.muted.small");
   const retry = el("button.quiet", { type: "button", hidden: true, click: onRetry }, "Try now");
   const removeKey = el("button.quiet", { type: "button", hidden: true, click: onKeyRemoved }, "Remove key");
-  const items = [...links.values()].map((link) => el("li", {}, link));
+  const items = [...links.values()].map((link) => el("li", link));
   replace(
     document.getElementById("head"),
-    el("div.head-inner", {},
-      el("a.brand", { href: "#/fleet", "aria-label": "Baton console, first page" },
-        el("img", { src: "icon.svg", alt: "", width: 22, height: 22 }), el("span", {}, "Baton")),
-      el("nav", { "aria-label": "Pages" }, el("ul", {}, items)),
-      el("div.head-end", {},
-        el("p.feed", {}, feedBadge.element, feedWords),
-        retry, removeKey, themeButton())),
+    el(
+      "div.head-inner",
+      el(
+        "a.brand",
+        { href: "#/fleet", "aria-label": "Baton console, first page" },
+        el("img", { src: "icon.svg", alt: "", width: 22, height: 22 }),
+        el("span", "Baton"),
+      ),
+      el("nav", { "aria-label": "Pages" }, el("ul", items)),
+      el("div.head-end", el("p.feed", feedBadge.element, feedWords), retry, removeKey, themeButton()),
+    ),
   );
   let state = { kind: "connecting" };
   const showClock = () => setText(feedWords, feedText(state));
@@ -87,7 +91,7 @@ function aboutWords(about) {
   const sees = about.sees === "all" ? "sees everything" : "sees the requests of its own key alone";
   const who = about.key_id ? `Key ${about.key_id} ${sees}.` : "No key is asked for.";
   return [
-    el("p", {}, `Baton ${about.version} · gateway ${about.gateway} · process ${about.pid} · ${about.models.join(", ")}`),
-    el("p", {}, `${who} ${about.text ? "Texts of prompts are shown (--console-text)." : "No text of prompts is shown."}`),
+    el("p", `Baton ${about.version} · gateway ${about.gateway} · process ${about.pid} · ${about.models.join(", ")}`),
+    el("p", `${who} ${about.text ? "Texts of prompts are shown (--console-text)." : "No text of prompts is shown."}`),
   ];
 }

@@ -28,7 +28,7 @@ export function shape(tone) {
 
 /** A badge whose `show(tone, word)` changes it. */
 export function badge(tone, word) {
-  const text = el("span", {}, word);
+  const text = el("span", word);
   const element = el("span.badge", { "data-tone": tone }, shape(tone), text);
   const show = (newTone, newWord) => {
     setText(text, newWord);

@@ -5,6 +5,7 @@
  */
 
 import { movedBetween } from "./moved.js";
+import { ownSamples } from "./own_samples.js";
 
 const MOST_ROWS = 10_000;
 const MOST_SAMPLES = 720;
@@ -41,6 +42,11 @@ export class Store {
   rows() {
     this.#newestFirst ??= [...this.#rows.values()].sort((a, b) => b.n - a.n);
     return this.#newestFirst;
+  }
+
+  /** The samples of what the viewer sees: of all requests, or those of its own ones, which are made of their rows. */
+  visibleSamples() {
+    return this.about.sees === "all" ? this.samples : ownSamples(this.rows(), this.bounds, this.stepS);
   }
 
   /** Takes an event of the feed. One that this page does not know is left alone: the gateway may be newer. */

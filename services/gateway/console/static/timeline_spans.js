@@ -10,20 +10,6 @@ const IN_ORDER = ["read", "tokenize", "wait", "lookup", "place", "wire", "queue"
 const WHERE = { queue: "computes", prefill: "computes", wire: "wire", generate: "generates" };
 const LEAST_MS = 0.005; // records are rounded to a thousandth
 
-export const MEANING = {
-  read: "the gateway reads and checks the body",
-  tokenize: "chat template and tokens",
-  wait: "for workers, for room, or attempts that brought nothing",
-  lookup: "who caches the prompt's beginning",
-  place: "the workers are chosen, and sent the request",
-  wire: "to the worker and back",
-  queue: "the worker has it, and has not begun",
-  prefill: "the prompt is computed, to the first token",
-  deliver: "the first token becomes text",
-  generate: "all further tokens",
-  rest: "no token came in this time",
-};
-
 /**
  * @param {Object} record - what /console/requests/ID has
  * @returns {{phases: Array<{name, ms, begin}>, sum: number, total: number}} phases lie end to end
@@ -73,7 +59,10 @@ function gatewayLane({ at_ms: at, attempts, duration_ms: total }) {
     add(spans, "place", attempt.looked_up, attempt.sent);
     since = null; // from here on a worker has it; further waits are between attempts
   }
-  const first = attempts.map((attempt) => attempt.at_ms.first_token).filter((ms) => ms !== null).sort((a, b) => a - b)[0];
+  const first = attempts
+    .map((attempt) => attempt.at_ms.first_token)
+    .filter((ms) => ms !== null)
+    .sort((a, b) => a - b)[0];
   add(spans, "deliver", first, at.first_token);
   add(spans, "stream to the client", at.first_token, at.ended ?? total);
   return { name: "gateway", place: "gateway", spans };
@@ -100,7 +89,12 @@ function workerSpans({ role, at_ms: at }, attempt, ended) {
   add(spans, "way there", attempt.at_ms.sent, at.received);
   let since = at.received;
   const computes = alone || role === "prefill";
-  for (const [name, until] of [["wait for blocks", at.announced], ["queue", at.admitted], ["read KV", at.ready], [computes ? "prefill" : "join", at.sent]]) {
+  for (const [name, until] of [
+    ["wait for blocks", at.announced],
+    ["queue", at.admitted],
+    ["read KV", at.ready],
+    [computes ? "prefill" : "join", at.sent],
+  ]) {
     if (until === null || until === undefined) continue;
     add(spans, name, since, until);
     since = until;

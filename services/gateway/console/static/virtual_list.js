@@ -1,6 +1,6 @@
 /**
- * A table of thousands of rows, of which only those in sight are elements. Rows have one height. An element is used again
- * for another row when it leaves the sight, so scrolling makes none.
+ * A table of thousands of rows, of which only those in sight are elements. Rows have one height. An element is used
+ * again for another row when it leaves the sight, so scrolling makes none.
  *
  * Keys: arrows, PageUp, PageDown, Home and End move between rows; the link in a row opens it.
  */
@@ -27,8 +27,23 @@ export class VirtualList {
    */
   constructor(label, head, makeRow) {
     this.#makeRow = makeRow;
-    this.#scroller = el("div.scroller", { role: "rowgroup", tabindex: "-1", scroll: () => this.#later(), keydown: (event) => this.#onKey(event), focusin: (event) => this.#onFocus(event) }, this.#space);
-    this.#table = el("div.virtual", { role: "table", "aria-label": label }, el("div.virtual-head", { role: "rowgroup" }, head), this.#scroller);
+    this.#scroller = el(
+      "div.scroller",
+      {
+        role: "rowgroup",
+        tabindex: "-1",
+        scroll: () => this.#later(),
+        keydown: (event) => this.#onKey(event),
+        focusin: (event) => this.#onFocus(event),
+      },
+      this.#space,
+    );
+    this.#table = el(
+      "div.virtual",
+      { role: "table", "aria-label": label },
+      el("div.virtual-head", { role: "rowgroup" }, head),
+      this.#scroller,
+    );
     this.element = this.#table;
     this.#resized.observe(this.#scroller);
   }

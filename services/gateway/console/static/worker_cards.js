@@ -25,8 +25,14 @@ export function workerCard() {
   const why = el("p.why");
   const facts = factList();
   const tiers = el("div.tiers");
-  const element = el("article.panel.card", { tabindex: "-1" },
-    el("header.card-head", {}, el("div", {}, role, address), state.element), why, tiers, facts.element);
+  const element = el(
+    "article.panel.card",
+    { tabindex: "-1" },
+    el("header.card-head", el("div", role, address), state.element),
+    why,
+    tiers,
+    facts.element,
+  );
   const update = ({ worker, now }) => {
     setAll(element, { id: cardId(worker.address), "data-tone": workerTone(worker.state), "data-role": worker.role });
     setText(role, worker.role ?? "worker");
@@ -44,7 +50,10 @@ function workerFacts(worker) {
   const versions = [worker.protocol && `protocol ${worker.protocol}`, worker.kernels].filter(Boolean).join(", ");
   const isHere = worker.state !== "gone"; // else these are its last words
   return [
-    isHere && ["Load", `${count(worker.running)} of ${count(worker.max_num_seqs)} running, ${count(worker.waiting)} waiting`],
+    isHere && [
+      "Load",
+      `${count(worker.running)} of ${count(worker.max_num_seqs)} running, ${count(worker.waiting)} waiting`,
+    ],
     isHere && ["Tokens", `${rate(worker.tokens_per_s)}/s`],
     ["Context", `${count(worker.max_model_len)} tokens, blocks of ${count(worker.block_size)}`],
     ["Version", versions],
@@ -69,5 +78,5 @@ function tierBar() {
     used.style.width = `${share * 100}%`;
     quarantined.style.width = `${total ? (kept / total) * 100 : 0}%`;
   };
-  return { element: el("div.tier", {}, el("div.tier-head", {}, name, words), bar), update };
+  return { element: el("div.tier", el("div.tier-head", name, words), bar), update };
 }

@@ -1,0 +1,39 @@
+/** Tables of figures in a region that scrolls. A heading that begins with "#" is one of numbers. */
+
+import { el, newId, replace } from "./dom.js";
+
+/**
+ * @param {string} title @param {string[]} heads
+ * @param {Array<Element>} [rows] - see `tableRow`
+ * @param {{shown?: boolean, foot?: Element, name?: string}} [options] - shown: the title is, and not only read aloud.
+ *   foot: a last row. name: a class
+ * @returns {{element: Element, body: Element, show: function(Array<Element>)}}
+ */
+export function dataTable(title, heads, rows = [], { shown = false, foot = null, name = "figures-table" } = {}) {
+  const id = newId("table");
+  const body = el("tbody", rows);
+  const cells = heads.map((head) => el(isNumber(head) ? "th.number" : "th", { scope: "col" }, head.replace("#", "")));
+  const table = el(
+    "table",
+    { class: name, "aria-labelledby": id },
+    el("thead", el("tr", cells)),
+    body,
+    foot && el("tfoot", foot),
+  );
+  const region = el("div.scroll-x.tall", { tabindex: "0", role: "region", "aria-labelledby": id }, table);
+  const element = el("div.table", el(shown ? "p.muted.small" : "p.unseen", { id }, title), region);
+  return { element, body, show: (newRows) => replace(body, newRows) };
+}
+
+/** A row; its first cell is its heading. @param {string[]} heads @param {Array<string|Node|Array>} cells */
+export function tableRow(heads, cells, attributes = {}) {
+  const cell = (content, index) => {
+    if (index === 0) return el("th", { scope: "row" }, content);
+    return el(isNumber(heads[index]) ? "td.number" : "td", content);
+  };
+  return el("tr", attributes, cells.map(cell));
+}
+
+function isNumber(head) {
+  return head.startsWith("#");
+}
