@@ -8,7 +8,7 @@ _PAIR = ("prefill", "decode")
 
 def make_handoffs(q: Queries) -> Board:
     """Makes the board. Raises ValueError where a panel asks for what no metric has."""
-    failed = q.rate("baton_handoffs_total", where='outcome=~"failed_.*"')
+    failed = q.rate("baton_handoffs_total", where='outcome=~"failed_.*"').or_zero()
     ends = [
         Panel("Handoffs by their end", [q.rate("baton_handoffs_total", "outcome")], "reqps"),
         Panel("Handoffs that failed, by reason", [q.rate("baton_handoff_failures_total", "reason")], "reqps"),

@@ -26,6 +26,10 @@ class Query:
         metrics = tuple(dict.fromkeys((*self.metrics, *other.metrics)))
         return Query(f"{self.expr} / {other.expr}", self.legend if legend is None else legend, metrics)
 
+    def or_zero(self) -> "Query":
+        """Shows 0 where there is nothing to be shown, as of a label that no sample has yet."""
+        return Query(f"({self.expr} or vector(0))", self.legend, self.metrics)
+
     def times(self, factor: float) -> "Query":
         """Multiplies by a number."""
         return Query(f"{self.expr} * {factor:g}", self.legend, self.metrics)

@@ -1,1 +1,1 @@
-"""What a running gateway tells consoles, in a terminal: `baton top`, `baton ls` and `baton requests`."""
+"""Consoles of a running gateway in a terminal: `baton top`, `baton ls` and `baton requests`."""

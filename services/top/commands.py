@@ -1,4 +1,4 @@
-"""What `baton top` can tell the fleet to do. Whoever starts it says how."""
+"""Commands that `baton top` gives to the fleet. Whoever starts it says how."""
 
 from collections.abc import Iterator
 from typing import Protocol

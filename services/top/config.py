@@ -67,7 +67,7 @@ class TopConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListConfig:
-    """What `baton ls` prints."""
+    """The gateway that `baton ls` asks, and how much it prints."""
 
     gateway: GatewayChoice = GatewayChoice()
     limit: Annotated[int, Option(min=1, max=100_000, metavar="N", help="The most requests, newest first.")] = 20
@@ -76,7 +76,7 @@ class ListConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestConfig:
-    """What `baton requests` prints."""
+    """The gateway that `baton requests` asks."""
 
     gateway: GatewayChoice = GatewayChoice()
     as_json: Annotated[bool, Option(flag="--json", help="The record as JSON, as /debug/requests/ID has it.")] = False

@@ -1,4 +1,4 @@
-"""What a gateway tells, once: for `baton ls` and `baton requests`."""
+"""A fleet at one moment, as tables and as JSON: for `baton ls`."""
 
 from collections.abc import Collection, Sequence
 from contextlib import aclosing

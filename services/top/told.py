@@ -1,4 +1,4 @@
-"""What a gateway tells consoles, as typed values. Fields that this version does not know are passed over.
+"""Events of a feed, as typed values. Fields that this version does not know are passed over.
 
 A worker that is gone or was refused has no figures, and a tenant is told of no workers, so most fields may be missing.
 """

@@ -128,7 +128,7 @@ async def test_the_chosen_row_stays_chosen_while_rows_come_and_go():
 
 
 def address_of(worker: Worker | None) -> str | None:
-    return worker and worker.address
+    return None if worker is None else worker.address
 
 
 async def test_a_request_is_opened_and_its_phases_add_up():
