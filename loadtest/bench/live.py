@@ -4,7 +4,6 @@ A piece is what came from the network at once, mostly one token. The figures aft
 """
 
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 
@@ -12,8 +11,7 @@ from loadtest.bench.drive import Driver, Open
 
 _SHORTEST_S, _LONGEST_S, _STEP = 1e-5, 1e4, 1.05
 _EDGES = np.geomspace(_SHORTEST_S, _LONGEST_S, round(np.log(_LONGEST_S / _SHORTEST_S) / np.log(_STEP)) + 1)
-_MOST_ANSWERS = 256  # of those that are open, at each look
-_HEAD_END = b"\r\n\r\n"
+_HEAD_END, _FINE = b"\r\n\r\n", b"200"
 
 
 class Times:
@@ -60,9 +58,8 @@ class Live:
         """Takes in what came since the last look. at_s: now, on the clock of the pieces."""
         recent = list(self._driver.recent)
         self._driver.recent.clear()
-        opened = list(islice(self._driver.open.values(), _MOST_ANSWERS))
         before = self._num_pieces
-        first, gaps = self._new_times([*recent, *opened])
+        first, gaps = self._new_times([*recent, *self._driver.open.values()])
         self.ttft.add(np.array(first))
         self.itl.add(np.concatenate([*gaps, np.empty(0)]))
         self._seen = {number: seen for number, seen in self._seen.items() if number in self._driver.open}
@@ -94,5 +91,7 @@ class Live:
 def _first_piece(request: Open) -> int | None:
     """The piece that has the first token: the second one, where the first has the head alone; None: none has come."""
     pieces = request.answer.pieces
+    if pieces and pieces[0][9:12] != _FINE:
+        return None
     begin = 1 if pieces and pieces[0].endswith(_HEAD_END) else 0
     return begin if begin < len(pieces) else None

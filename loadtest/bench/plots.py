@@ -7,10 +7,10 @@ import numpy as np
 from loadtest.bench.outcomes import Outcomes, Table
 
 _NUM_SHARES = 200  # steps of a distribution
-_NUM_MOMENTS = 240  # of timelines
+_NUM_MOMENTS, _OF_A_RATE = 240, 5  # moments of timelines; of one number of tokens a second
 _MAP_SECONDS, _MAP_TIMES = 96, 36  # cells of the heat map
 _SHORTEST_S = 1e-6  # of a timeline
-_SHORTEST_GAP_MS = 0.01  # of the heat map: what came in one piece is at its lower edge
+_SHORTEST_GAP_MS, _SHORTEST_SHARE = 0.01, 0.01  # of the heat map: what is shorter is at its lower edge
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +94,18 @@ def _until(moments: np.ndarray, edges: np.ndarray) -> np.ndarray:
 
 
 def _tokens_per_s(outcomes: Outcomes, edges: np.ndarray) -> np.ndarray:
-    """Tokens a second up to each edge, from the one before; the first is 0. A part counts as its share of tokens."""
-    good, gaps = outcomes.good, outcomes.gaps
-    parts = np.histogram(gaps.moments_s, edges)[0] / gaps.share + np.histogram(good.first_s, edges)[0]
+    """Tokens a second up to each edge; the first is 0. A part of an answer counts as its share of tokens."""
+    good, gaps, between = outcomes.good, outcomes.gaps, edges[::_OF_A_RATE]
+    parts = np.histogram(gaps.moments_s, between)[0] / gaps.share + np.histogram(good.first_s, between)[0]
     tokens = parts * (good.output_tokens.sum() / max(parts.sum(), 1.0))
-    return np.concatenate([[0.0], tokens / np.diff(edges)])
+    return np.concatenate([[0.0], np.repeat(tokens / np.diff(between), _OF_A_RATE)])
 
 
 def _gap_map(outcomes: Outcomes, began_s: float) -> GapMap | None:
-    gaps_ms = np.maximum(1e3 * outcomes.gaps.gaps_s, _SHORTEST_GAP_MS)
+    gaps_ms = 1e3 * outcomes.gaps.gaps_s
     if not len(gaps_ms):
         return None
+    gaps_ms = np.maximum(gaps_ms, max(float(np.quantile(gaps_ms, _SHORTEST_SHARE)), _SHORTEST_GAP_MS))
     seconds = outcomes.gaps.moments_s - began_s
     longest = max(float(gaps_ms.max()), 2 * float(gaps_ms.min()))
     of_lengths = np.geomspace(gaps_ms.min() * 0.999, longest * 1.001, _MAP_TIMES + 1)

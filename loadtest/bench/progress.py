@@ -13,6 +13,7 @@ from loadtest.bench.drive import Driver
 from loadtest.bench.live import Live, Times
 
 _INTERVAL_S = 0.5  # a look and a line cost about a millisecond
+_SHARE = 0.02  # of the time that they may take, where there are many answers to look at
 
 
 class Progress:
@@ -31,26 +32,33 @@ class Progress:
             TextColumn("{task.description}"),
         )
         with Bars(*columns, console=self._console, auto_refresh=False) as bars:
-            following = asyncio.create_task(_follow(bars, bars.add_task("", total=number), Live(driver)))
+            task, live = bars.add_task("", total=number), Live(driver)
+            following = asyncio.create_task(_follow(bars, task, live))
             try:
                 yield
             finally:
                 following.cancel()
                 with suppress(asyncio.CancelledError):
                     await following
+                _show(bars, task, live)
 
 
 async def _follow(bars: Bars, task: TaskID, live: Live) -> None:
     while True:
-        look = live.look(time.perf_counter())
-        failed = f" [red]{look.failed} failed[/red]" if look.failed else ""
-        words = (
-            f"{look.open} open{failed}  {look.pieces_per_s:.0f} tok/s  "
-            f"TTFT {_words(live.ttft)}  ITL {_words(live.itl)} (p50/p99)"
-        )
-        bars.update(task, completed=look.done, description=words)
-        bars.refresh()
-        await asyncio.sleep(_INTERVAL_S)
+        began_s = time.perf_counter()
+        _show(bars, task, live)
+        await asyncio.sleep(max(_INTERVAL_S, (time.perf_counter() - began_s) / _SHARE))
+
+
+def _show(bars: Bars, task: TaskID, live: Live) -> None:
+    look = live.look(time.perf_counter())
+    failed = f" [red]{look.failed} failed[/red]" if look.failed else ""
+    words = (
+        f"{look.open} open{failed}  {look.pieces_per_s:.0f} tok/s  "
+        f"TTFT {_words(live.ttft)}  ITL {_words(live.itl)} (p50/p99)"
+    )
+    bars.update(task, completed=look.done, description=words)
+    bars.refresh()
 
 
 def _words(times: Times) -> str:

@@ -79,7 +79,10 @@ def _client_lines(own: OwnShare | None) -> list[str]:
         if latency is not None
     ]
     lines = [f"the client      {', '.join([f'{own.cpu_share:.0%} of a core', *late])}"]
-    return lines + [f"LIMITED by the client, so the figures are no server's: {reason}" for reason in own.limits]
+    return lines + [
+        f"LIMITED by the client or its machine, so the figures are not the server's alone: {reason}"
+        for reason in own.limits
+    ]
 
 
 def _notes(report: Report) -> list[str]:

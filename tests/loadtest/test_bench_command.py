@@ -179,7 +179,7 @@ def test_a_terminal_shows_progress_and_percentiles(server: BenchServer) -> None:
     server.gap_s = 0.02
     master, slave = pty.openpty()
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "150"}
-    arguments = ("--requests", "12", "--output", "50", "--concurrency", "4", "--warmup", "0")
+    arguments = ("--requests", "8", "--output", "50", "--concurrency", "4", "--warmup", "0")
     with started(server, *arguments, stdout=slave, stderr=slave, env=environment) as process:
         os.close(slave)
         shown = b""
@@ -192,9 +192,9 @@ def test_a_terminal_shows_progress_and_percentiles(server: BenchServer) -> None:
     assert process.returncode == 0
     text = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", shown).decode()
     assert re.search(
-        r"4/12 .* 4 open +\d+ tok/s +TTFT [\d.]+ m?s/[\d.]+ m?s +ITL [\d.]+ m?s/[\d.]+ m?s \(p50/p99\)", text
+        r"4/8 .* 4 open +\d+ tok/s +TTFT [\d.]+ m?s/[\d.]+ m?s +ITL [\d.]+ m?s/[\d.]+ m?s \(p50/p99\)", text
     )
-    assert "requests        12 (0 failed)" in text
+    assert "requests        8 (0 failed)" in text
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_the_table_has_the_figures_that_any_run_has() -> None:
 
 def test_what_a_reader_has_to_know_is_above_the_plots() -> None:
     assert warnings(result().report) == [
-        "The client limited this run: it used 80% of a core, and has no second one.",
+        "The client or its machine limited this run: it used 80% of a core, and has no second one.",
         "1 × status 400",
     ]
     assert [name for name, _, _ in headlines(result().report)][-1] == "goodput"

@@ -170,7 +170,10 @@ def test_the_clients_own_delay_is_a_part_of_the_report() -> None:
     assert numbers(result.client.sent_late_ms) == pytest.approx([150] * 4)
     assert result.client.read_late_ms is not None
     assert result.client.read_late_ms.mean == pytest.approx(2)
-    assert "LIMITED by the client, so the figures are no server's: it used 75% of a core" in summary(result)
+    assert (
+        "LIMITED by the client or its machine, so the figures are not the server's alone: it used 75% of a core"
+        in summary(result)
+    )
 
 
 def test_gaps_are_exact_up_to_a_limit_and_then_a_sample() -> None:

@@ -7,8 +7,10 @@ import os
 import pty
 import sys
 
+import pytest
 from typer.testing import CliRunner
 
+from services.cli import watching
 from services.cli.commands import app
 from services.config.option import Refusal
 from tests.gateway.running_api import Api, running_api
@@ -111,3 +113,13 @@ async def test_what_cannot_be_is_refused_in_a_line():
     assert nobody[2].startswith("http://127.0.0.1:1 cannot be reached: ")
     assert unknown[2] == "'wokers' is none of workers, links, requests"
     assert terminal[2] == "`baton top` needs a terminal; `baton ls` prints tables elsewhere"
+
+
+async def test_without_textual_top_says_what_to_install_and_the_others_work(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(watching, "find_spec", lambda name: None)
+    assert (await run("top"))[2].endswith("which is not installed: pip install 'baton-serve[console]'")
+    modules = "services.cli.watching, services.top.listing, services.top.timeline"
+    loaded = f"import sys, {modules}; assert 'textual' not in sys.modules"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", loaded)
+    async with asyncio.timeout(60):
+        assert await process.wait() == 0

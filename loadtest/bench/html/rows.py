@@ -72,7 +72,10 @@ def figure_rows(results: Sequence[Result]) -> list[Row]:
 
 def warnings(report: Report) -> list[str]:
     """Lines that a reader of the figures has to know."""
-    found = [f"The client limited this run: {reason}." for reason in (report.client.limits if report.client else [])]
+    found = [
+        f"The client or its machine limited this run: {reason}."
+        for reason in (report.client.limits if report.client else [])
+    ]
     found += [f"{count:,} × {kind}" for kind, count in (report.errors_by_kind or {}).items()]
     if report.unfinished:
         found.append(f"Stopped while {report.unfinished:,} requests were open.")

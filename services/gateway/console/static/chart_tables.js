@@ -12,7 +12,7 @@ export function lineTable(title, { times, lines, words }) {
   const row = (at, index) =>
     tableRow(heads, [localTime(at).slice(11), ...lines.map(({ values }) => text(values[index]))]);
   const rows = times.map(row).slice(-MOST_ROWS).reverse();
-  return dataTable(`${title}, the newest first`, heads, rows).element;
+  return dataTable(`${title}, the newest first`, heads, rows, { tall: true }).element;
 }
 
 /** A row for each bucket, with what it counted in all of the time that is shown. */
@@ -22,5 +22,5 @@ export function heatTable(title, { heat, words }) {
     const range = `${words(heat.edges[bucket])} to ${words(heat.edges[bucket + 1])}`;
     return tableRow(heads, [range, String(counts.reduce((sum, count) => sum + count, 0))]);
   };
-  return dataTable(`${title}, all of the time that is shown`, heads, heat.rows.map(row)).element;
+  return dataTable(`${title}, all of the time that is shown`, heads, heat.rows.map(row), { tall: true }).element;
 }

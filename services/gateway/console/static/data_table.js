@@ -5,11 +5,16 @@ import { el, newId, replace } from "./dom.js";
 /**
  * @param {string} title @param {string[]} heads
  * @param {Array<Element>} [rows] - see `tableRow`
- * @param {{shown?: boolean, foot?: Element, name?: string}} [options] - shown: the title is, and not only read aloud.
- *   foot: a last row. name: a class
+ * @param {{shown?: boolean, tall?: boolean, foot?: Element, name?: string}} [options] - shown: the title is, and not
+ *   only read aloud. tall: it may have many rows, and scrolls. foot: a last row. name: a class
  * @returns {{element: Element, body: Element, show: function(Array<Element>)}}
  */
-export function dataTable(title, heads, rows = [], { shown = false, foot = null, name = "figures-table" } = {}) {
+export function dataTable(
+  title,
+  heads,
+  rows = [],
+  { shown = false, tall = false, foot = null, name = "figures-table" } = {},
+) {
   const id = newId("table");
   const body = el("tbody", rows);
   const cells = heads.map((head) => el(isNumber(head) ? "th.number" : "th", { scope: "col" }, head.replace("#", "")));
@@ -20,7 +25,11 @@ export function dataTable(title, heads, rows = [], { shown = false, foot = null,
     body,
     foot && el("tfoot", foot),
   );
-  const region = el("div.scroll-x.tall", { tabindex: "0", role: "region", "aria-labelledby": id }, table);
+  const region = el(
+    tall ? "div.scroll-x.tall" : "div.scroll-x",
+    { tabindex: "0", role: "region", "aria-labelledby": id },
+    table,
+  );
   const element = el("div.table", el(shown ? "p.muted.small" : "p.unseen", { id }, title), region);
   return { element, body, show: (newRows) => replace(body, newRows) };
 }

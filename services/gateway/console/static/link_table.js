@@ -9,7 +9,7 @@ const HEADS = ["Prefill", "Decode", "#Handoffs/s", "#Moved/s", "#Handoffs", "#Fa
 
 /** The table; `show(links, moved)`. */
 export function linkTable() {
-  const { element, body } = dataTable("Links between prefill and decode workers", HEADS);
+  const { element, body } = dataTable("Links between prefill and decode workers", HEADS, [], { tall: true });
   const show = (links, moved) => {
     element.hidden = links.length === 0;
     const items = links.map((link) => ({ link, moved: moved.get(linkName(link)) }));

@@ -3,8 +3,8 @@
  * at the gateway. The first page that needs it loads it; five megabytes that the other pages do without.
  *
  * The pages' policy allows no style within the page. Plotly has a switch for this, an element of a certain id and
- * class; charts.css has the rules that it then does without. The map library within it has no switch, and no chart here is a
- * map: while plotly loads, styles that are appended are left out.
+ * class; charts.css has the rules that it then does without. The map library within it has no switch, and no chart here
+ * is a map: while plotly loads, styles that are appended are left out.
  */
 
 export const INSTALL = "pip install 'baton-serve[console]'";

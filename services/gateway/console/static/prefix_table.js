@@ -12,7 +12,7 @@ const ABOUT =
 /** The section; `show(prefixes)`, null where nothing was told so far. */
 export function prefixSection() {
   const empty = el("p.muted");
-  const table = dataTable("Shared prefixes, the largest saving first", HEADS, [], { name: "prefixes" });
+  const table = dataTable("Shared prefixes, the largest saving first", HEADS, [], { name: "prefixes", tall: true });
   const head = el("h2", { id: "prefixes-head" }, "Shared prefixes");
   const about = el("p.muted", ABOUT);
   const element = el("section", { "aria-labelledby": "prefixes-head" }, head, about, empty, table.element);

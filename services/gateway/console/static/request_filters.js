@@ -70,9 +70,12 @@ export function filterForm(query, withKeys, onChange) {
   return {
     element,
     wanted,
+    /** Returns how many models and keys there are, those of rows without one counted as one more. */
     offer(rows) {
-      model.offer(rows.map((row) => row.model));
-      key.offer(rows.map((row) => row.key));
+      const [models, keys] = [new Set(rows.map((row) => row.model)), new Set(rows.map((row) => row.key))];
+      model.offer(models);
+      key.offer(keys);
+      return { models: models.size, keys: keys.size };
     },
     showNumber(shown, all) {
       setText(number, shown === all ? counted(all, "request") : `${shown} of ${counted(all, "request")}`);

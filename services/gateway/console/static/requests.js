@@ -28,6 +28,7 @@ export function openRequests({ store, route }) {
   const pause = el("button", { type: "button", "aria-pressed": "false", click: () => setPaused(!paused) }, "Pause");
   const fresh = el("button.primary.fresh", { type: "button", hidden: true, click: showNewest });
   const empty = el("p.muted.empty", { role: "status" });
+  const panel = el("div.panel.list", list.element, empty);
   let names = new Map();
   let paused = false;
   let standing = null; // numbers of the rows that a list which stands still has; null: it moves
@@ -49,7 +50,8 @@ export function openRequests({ store, route }) {
 
   function show() {
     const all = store.rows();
-    form.offer(all);
+    const { models, keys } = form.offer(all);
+    setAll(panel, { "data-models": models > 1 ? "differ" : "alike", "data-keys": keys > 1 ? "differ" : "alike" });
     names = shortNames(addresses(all));
     const rows = passing(all, form.wanted, store.now());
     standing = paused || !list.atTop ? (standing ?? new Set(rows.map((row) => row.n))) : null;
@@ -69,7 +71,7 @@ export function openRequests({ store, route }) {
     "div.page.requests-page",
     el("div.page-head", el("h1", { tabindex: "-1" }, "Requests"), el("div.row", fresh, pause)),
     form.element,
-    el("div.panel.list", list.element, empty),
+    panel,
   );
   const ends = [store.on("rows", show), store.on("tick", show)];
   show();
