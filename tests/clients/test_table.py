@@ -9,7 +9,7 @@ from tests.clients.environments import FOLDER, ROOT
 
 PROGRAMS = {"Claude Code": "@anthropic-ai/claude-code", "Codex": "@openai/codex", "OpenCode": "opencode-ai"}
 VERSION = re.compile(r"\d+\.\d+\.\d+")
-OTHERS = {"zod"}  # no clients
+OTHERS = {"axe-core", "zod"}  # no clients
 LIBRARIES = {
     "LangChain": "langchain-openai",
     "LiteLLM": "litellm",

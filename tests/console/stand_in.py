@@ -12,13 +12,10 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from services.gateway.console.static_files import PLOTLY, POLICY, plotly_file
 from tests.console.made_up import MadeUpFeed
 
 STATIC = Path(__file__).parents[2] / "services" / "gateway" / "console" / "static"
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 
 
 class StandIn(ThreadingHTTPServer):
@@ -47,10 +44,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, "text/event-stream")
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 self._write_feed()
-        elif path == "plotly.min.js" and self.server.feed.has_plotly:
-            import plotly
-
-            self._send(Path(plotly.__file__).parent / "package_data" / "plotly.min.js")
+        elif path == PLOTLY and self.server.feed.has_plotly and (plotly := plotly_file()) is not None:
+            self._send(plotly)
         elif "/" not in path and file.is_file():
             self._send(file)
         else:

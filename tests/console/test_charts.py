@@ -1,8 +1,6 @@
-"""The pages of latency and of the cache, and what the modules behind them compute."""
+"""The pages of latency and of the cache."""
 
-import statistics
 import time
-from itertools import pairwise
 
 from tests.console.asking import ask
 from tests.console.browser import Browser
@@ -56,16 +54,3 @@ def test_without_plotly_tables_have_the_figures_and_the_page_says_what_to_instal
         assert not any("plotly" in url for url in browser.asked)
         assert browser.errors() == []
         browser.driver.get("about:blank")
-
-
-def test_percentiles_of_a_histogram_are_close_to_those_of_its_values(browser: Browser, stack: Stack):
-    """Within half a bucket, whatever lies above the last bound."""
-    browser.open(console(stack.gateway, "latency"))
-    values = [0.001 * 1.05**number for number in range(200)]
-    bounds = [0.001 * 1.2**power for power in range(60)]
-    counts = [sum(low < value <= high for value in values) for low, high in pairwise([0, *bounds, 1e9])]
-    for share, exact in ((0.5, statistics.median(values)), (0.9, values[179]), (0.99, values[197])):
-        found = browser.run_module("percentiles.js", f"module.percentile({counts}, {bounds}, {share})")
-        assert abs(found - exact) < 0.1 * exact
-    assert browser.run_module("percentiles.js", "module.percentile([0, 0, 7], [1, 2], 0.5)") == 2
-    assert browser.run_module("percentiles.js", "module.percentile([0, 0, 0], [1, 2], 0.5)") is None

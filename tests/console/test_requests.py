@@ -137,10 +137,22 @@ def test_thousands_of_requests_are_a_few_elements(browser: Browser):
         browser.find(".space a[tabindex='0']").send_keys(Keys.END)
         browser.wait_until(lambda: last_row(browser) >= 5000, "the last row")
         assert len(browser.all(".space .request-row")) < 100
+        browser.wait_for(".fresh", "new request")  # the list stands still for who has scrolled
+        browser.find(".fresh").click()
+        browser.wait_until(lambda: first_row(browser) == 2, "the newest row, after the headings")
         browser.driver.get("about:blank")
 
 
+def shown_rows(browser: Browser) -> list[int]:
+    script = """return Array.from(document.querySelectorAll(".space .request-row:not([hidden])"),
+      (row) => Number(row.getAttribute("aria-rowindex")))"""
+    rows: list[int] = browser.run(script)
+    return rows
+
+
+def first_row(browser: Browser) -> int:
+    return min(shown_rows(browser))
+
+
 def last_row(browser: Browser) -> int:
-    script = """return Math.max(...Array.from(document.querySelectorAll(".space .request-row:not([hidden])"),
-      (row) => Number(row.getAttribute("aria-rowindex"))))"""
-    return int(browser.run(script))
+    return max(shown_rows(browser))

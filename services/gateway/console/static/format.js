@@ -102,9 +102,9 @@ export function shortNames(addresses) {
   const [first = "", ...others] = addresses;
   let same = 0;
   while (same < first.length && others.every((other) => other[same] === first[same])) same += 1;
-  const border = Math.max(first.lastIndexOf(".", same - 1) + 1, first.lastIndexOf(":", same - 1));
-  const from = others.length && border > 0 ? border : Math.max(0, first.lastIndexOf(":"));
-  return new Map(addresses.map((address) => [address, address.slice(from)]));
+  const common = first.slice(0, same);
+  const from = others.length ? Math.max(common.lastIndexOf(".") + 1, common.lastIndexOf(":")) : first.lastIndexOf(":");
+  return new Map(addresses.map((address) => [address, address.slice(Math.max(0, from))]));
 }
 
 /** "1 request", "2 requests". */

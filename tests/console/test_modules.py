@@ -1,0 +1,113 @@
+"""The pages' pure functions, which run in the browser as the pages have them."""
+
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.console.browser import Browser
+from tests.console.made_up import BOUNDS, MadeUpFeed
+from tests.console.stand_in import serving
+
+
+@pytest.fixture(scope="module")
+def page(browser: Browser) -> Iterator[Browser]:
+    with serving(MadeUpFeed(time.time(), num_requests=3)) as stand_in:
+        browser.open(f"{stand_in.url}#/requests")
+        yield browser
+        browser.driver.get("about:blank")
+
+
+def js(value: object) -> str:
+    return json.dumps(value)
+
+
+def test_percentiles_of_a_histogram_are_close_to_those_of_its_values(page: Browser):
+    """Within half a bucket; what lies above the last bound is at least that bound."""
+    values = [0.001 * 1.05**number for number in range(200)]
+    counts = [sum(low < value <= high for value in values) for low, high in pairwise([0, *BOUNDS, 1e9])]
+    for share, exact in ((0.5, statistics.median(values)), (0.9, values[179]), (0.99, values[197])):
+        found = page.run_module("percentiles.js", f"module.percentile({js(counts)}, {js(BOUNDS)}, {share})")
+        assert abs(found - exact) < 0.1 * exact
+    assert page.run_module("percentiles.js", "module.percentile([0, 0, 7], [1, 2], 0.5)") == 2
+    assert page.run_module("percentiles.js", "module.percentile([0, 0, 0], [1, 2], 0.5)") is None
+
+
+def test_a_time_without_samples_is_a_gap_and_not_a_long_step(page: Browser):
+    samples = [{"at": at} for at in (100, 105, 130)]
+    groups = page.run_module("percentiles.js", f"module.grouped({js(samples)}, 10)")
+    assert [(group["at"], len(group["samples"])) for group in groups] == [(100, 2), (110, 0), (120, 0), (130, 1)]
+
+
+def tick(now: float, **totals: int) -> dict[str, Any]:
+    return {"now": now, "links": [{"prefill": "p", "decode": "d", "handoffs": 0, "failed": 0, "bytes": 0, **totals}]}
+
+
+def test_a_link_moved_what_its_totals_grew_by(page: Browser):
+    """Totals that shrank began anew: a worker or the gateway was restarted."""
+    grew = [tick(10, handoffs=5, bytes=100), tick(12, handoffs=9, bytes=180)]
+    began_anew = [tick(10, handoffs=5, bytes=100), tick(12, handoffs=2, bytes=40)]
+    for (before, after), handoffs, moved in ((grew, 4, 80), (began_anew, 2, 40)):
+        found = page.run_module("moved.js", f"[...module.movedBetween({js(before)}, {js(after)}).values()]")
+        assert found == [{"seconds": 2, "handoffs": handoffs, "failed": 0, "bytes": moved}]
+    assert page.run_module("moved.js", f"module.movedBetween(null, {js(tick(10, handoffs=5))}).size") == 0
+
+
+def test_a_request_that_failed_before_its_first_token_has_a_phase_for_the_rest(page: Browser):
+    """So its timeline adds up too."""
+    record = {"duration_ms": 2005.0, "phases_ms": {"read": 1.0, "tokenize": 4.0}, "attempts": [], "workers": None}
+    spans = page.run_module("timeline_spans.js", f"module.phaseSpans({js(record)})")
+    assert [(phase["name"], phase["ms"]) for phase in spans["phases"]] == [("read", 1), ("tokenize", 4), ("rest", 2000)]
+    assert spans["sum"] == spans["total"] == 2005
+
+
+def test_a_tenant_s_samples_are_made_of_its_own_rows(page: Browser):
+    rows = [
+        {"n": 2, "state": "done", "at": 103.0, "ms": 900.0, "ttft_ms": 200.0, "prompt": 30, "cached": 16},
+        {"n": 1, "state": "done", "at": 101.0, "ms": 500.0, "ttft_ms": None, "prompt": 10, "cached": 0},
+        {"n": 0, "state": "in flight", "at": 100.0, "ms": None, "ttft_ms": 100.0, "prompt": 9, "cached": 0},
+    ]
+    bounds = {"ttft": [0.1, 1], "e2e": [0.6, 1]}
+    (sample,) = page.run_module("own_samples.js", f"module.ownSamples({js(rows)}, {js(bounds)}, 5)")
+    assert sample["at"] == 105
+    assert (sample["prompt_tokens"], sample["cached_tokens"]) == (40, 16)
+    assert (sample["ttft"], sample["e2e"]) == ([0, 1, 0], [1, 1, 0])
+
+
+@pytest.mark.parametrize(
+    ("addresses", "names"),
+    [
+        (["127.0.0.1:50051", "127.0.0.1:50052"], [":50051", ":50052"]),
+        (["10.0.4.11:7101", "10.0.5.12:7201"], ["4.11:7101", "5.12:7201"]),
+        (["prefill-0.chat:7101", "decode-0.chat:7201"], ["prefill-0.chat:7101", "decode-0.chat:7201"]),
+        (["10.0.4.11:7101"], [":7101"]),
+        ([], []),
+    ],
+)
+def test_addresses_are_shown_without_what_they_have_in_common(page: Browser, addresses: list[str], names: list[str]):
+    assert page.run_module("format.js", f"[...module.shortNames({js(addresses)}).values()]") == names
+
+
+@pytest.mark.parametrize(
+    ("wanted", "numbers"),
+    [
+        ({}, [3, 2, 1]),
+        ({"state": "failed"}, [2]),
+        ({"key": "acme"}, [3, 1]),
+        ({"slow": "1500"}, [3, 1]),  # the one in flight for so long too
+        ({"text": "B-1"}, [1]),
+    ],
+)
+def test_filters(page: Browser, wanted: dict[str, str], numbers: list[int]):
+    rows = [
+        {"n": 3, "id": "a-3", "state": "in flight", "model": "m", "key": "acme", "at": 100, "ms": None},
+        {"n": 2, "id": "a-2", "state": "failed", "model": "m", "key": None, "at": 99, "ms": 100},
+        {"n": 1, "id": "b-1", "state": "done", "model": "m", "key": "acme", "at": 98, "ms": 2000},
+    ]
+    all_wanted = {"state": "", "model": "", "key": "", "slow": "", "text": "", **wanted}
+    passing = f"module.passing({js(rows)}, {js(all_wanted)}, 102).map((row) => row.n)"
+    assert page.run_module("request_filters.js", passing) == numbers
