@@ -37,7 +37,7 @@ def parts_alone(in_flight: int, listeners: Sequence[int]) -> list[Record]:
         kept = RequestRows()
         for record in records:
             kept.begin(record)
-            kept.end(record, record.attempts.last, 2.0)
+            kept.end(record, record.attempts.last)
 
     def hits() -> None:
         noted = PrefixHits()
@@ -71,7 +71,8 @@ class _Turns:
     def __call__(self) -> None:
         """Takes one turn."""
         for record in list(self._rows.in_flight)[:_ENDING]:
-            self._rows.end(record, record.attempts.last, record.arrived + 1)
+            record.ended = record.arrived + 1
+            self._rows.end(record, record.attempts.last)
             self._begin()
         self._feed.take_turn()
 

@@ -122,6 +122,7 @@ class Feed:
             raise
 
     def _take_turn(self, before: Position, samples_due: bool) -> None:
+        self._sources.records.rows.settle()
         overview, parts = self._sources.dispatch.overview(), []
         found = self._events.look(overview, self._sources.metrics.pairs.by_pair, self._redis_down())
         if samples_due:

@@ -69,6 +69,7 @@ async def test_a_long_list_comes_in_parts_before_the_first_tick():
     async with running_api() as api:
         await asyncio.gather(*(api.complete(n=1) for _ in range(3)))
         rows = api.feed._sources.records.rows
+        rows.settle()
         (one, *_) = rows.ended_between(0, 3)
         for number in range(1100):  # as if so many had ended
             rows._ended.append((None, one[1].replace(b'"n":3', b'"n":%d' % (number + 4), 1)))
@@ -268,6 +269,7 @@ async def test_one_that_missed_rows_which_are_gone_begins_anew():
                     await asyncio.sleep(0)
             await api.chat()
             rows = api.feed._sources.records.rows
+            rows.settle()
             (row,) = rows.ended_between(0, 1)
             for _ in range(KEPT_ROWS + 10):
                 rows._ended.append(row)

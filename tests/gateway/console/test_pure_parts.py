@@ -69,8 +69,14 @@ def test_a_request_in_flight_is_as_far_as_its_latest_attempt():
 def ended(rows: RequestRows, **fields: Any) -> RequestRecord:
     record = RequestRecord(**{"request_id": "a", "status": 200, **fields})
     rows.begin(record)
-    rows.end(record, None, record.arrived + 1)
+    end(rows, record)
     return record
+
+
+def end(rows: RequestRows, record: RequestRecord, took_s: float = 1.0) -> None:
+    record.ended = record.arrived + took_s
+    rows.end(record, record.attempts.last)
+    rows.settle()
 
 
 def numbers(rows: RequestRows, first: int, end: int) -> list[int]:
@@ -89,6 +95,19 @@ def test_the_rows_of_requests_that_ended_are_a_ring():
     assert rows.outcomes == {Outcome.OK: 6, Outcome.FAILED: 0, Outcome.REFUSED: 0, Outcome.LEFT: 0}
 
 
+def test_rows_are_made_several_at_once_or_when_they_are_asked_for():
+    rows = RequestRows()
+    records = [RequestRecord(str(number), status=200, ended=1.0) for number in range(40)]
+    for record in records:
+        rows.begin(record)
+        rows.end(record, None)
+    assert rows.in_flight == {}
+    assert 0 < rows.num_ended < 40
+    rows.settle()
+    assert (rows.num_ended, rows.outcomes[Outcome.OK]) == (40, 40)
+    assert numbers(rows, 0, 40) == list(range(40, 0, -1))
+
+
 def test_rows_leave_nothing_for_the_garbage_collector():
     rows = RequestRows()
     gc.collect()
@@ -105,7 +124,7 @@ def test_attainment_counts_requests_that_had_a_first_token_and_a_limit():
         record = RequestRecord("a", status=200, ttft_slo_s=slo_s)
         record.first_token = None if ttft_s is None else record.arrived + ttft_s
         rows.begin(record)
-        rows.end(record, None, record.arrived + 1)
+        end(rows, record)
     assert (rows.slo_met, rows.slo_total) == (1, 2)
 
 
@@ -119,7 +138,7 @@ def test_a_row_is_made_where_something_of_it_changed():
     record.attempts.add(an_attempt())
     ((_, row),) = changes.take(3)
     assert (json.loads(row)["phase"], json.loads(row)["workers"]) == ("prefill", {"prefill": "p:1", "decode": "d:1"})
-    rows.end(record, record.attempts.last, record.arrived + 2)
+    end(rows, record, 2.0)
     ((_, row),) = changes.take(4)
     assert (json.loads(row)["state"], json.loads(row)["ms"]) == ("failed", 2000.0)
     assert changes.take(5) == []

@@ -55,7 +55,7 @@ class RequestRecords:
         took = phases(record, now)
         self._metrics.phases.add(took)
         first = first_attempt(record.attempts)
-        self.rows.end(record, first, now)
+        self.rows.end(record, first)
         log.info(
             "request",
             endpoint=record.endpoint,
