@@ -1,7 +1,7 @@
 """Pictures of every page of the console, at both widths and in both themes: `python -m tests.console.pictures OUT`.
 
 They are taken of a real stack with a tiny model, under load, so they stay true. One of its workers is killed before the
-last pictures of the fleet, and comes back.
+last pictures of the fleet, and comes back. `--url URL` takes a console that runs already instead, as that of `make up`.
 """
 
 import argparse
@@ -93,6 +93,15 @@ def _of_stack(album: Album, stack: Stack, warm_s: float) -> None:
     album.take("playground", console(gateway, "playground"), "h1", "Playground")
 
 
+def _of_url(album: Album, url: str) -> None:
+    """Pages of a console without keys whose gateway has had requests."""
+    album.take("playground", f"{url}#/playground", "h1", "Playground")
+    album.take("fleet", f"{url}#/fleet", "article.card[data-role=decode]")
+    album.take("requests", f"{url}#/requests", ".space .request-row")
+    album.take("cache", f"{url}#/cache", ".chart .plot .main-svg")
+    album.take("latency", f"{url}#/latency", ".chart .plot .main-svg")
+
+
 def _of_more(album: Album) -> None:
     """Pages with more than a small machine runs."""
     with serving(MadeUpFeed(time.time(), num_prefill=4, num_decode=6, num_requests=5000)) as stand_in:
@@ -107,9 +116,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path, help="folder for the pictures")
     parser.add_argument("--warm-s", type=float, default=30.0, help="seconds of load before the first picture")
+    parser.add_argument("--url", help="of a console that runs already, as http://127.0.0.1:9001/console/")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    take_all(options.out, options.warm_s)
+    if options.url is None:
+        take_all(options.out, options.warm_s)
+    else:
+        with running_browser() as browser:
+            _of_url(Album(browser, options.out), options.url)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def record(stack: Stack, request_id: str) -> dict[str, Any]:
 def test_a_request_appears_in_the_list_and_leads_to_its_page(browser: Browser, stack: Stack):
     browser.open(console(stack.gateway, "requests"))
     request_id = ask(stack.gateway, num_tokens=3)
-    browser.wait_for(".space .request-row", request_id)
+    browser.wait_for(f".request-row a[title='{request_id}']")
     browser.find(f".request-row a[title='{request_id}']").click()
     browser.wait_for("h1", request_id)
     browser.wait_for(".told", "status 200")
@@ -88,7 +88,7 @@ def test_a_request_that_a_worker_s_death_held_up_shows_both_attempts(browser: Br
 def test_filters_leave_what_passes_them(browser: Browser, stack: Stack):
     good = ask(stack.gateway, num_tokens=2)
     browser.open(console(stack.gateway, "requests"))
-    browser.wait_for(".space .request-row", good)
+    browser.wait_for(f".request-row a[title='{good}']")
     text = browser.find(".filters input[type=search]")
     text.send_keys(good[5:20])
     browser.wait_until(lambda: len(shown_ids(browser)) == 1, "one row")

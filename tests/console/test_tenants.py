@@ -21,7 +21,7 @@ def test_two_tenants_see_their_own_requests_alone(browser: Browser, keyed: Keyed
     for key, other in ((keys.acme, keys.other), (keys.other, keys.acme)):
         browser.open(console_at_api(gateway))
         enter(browser, key)
-        browser.wait_for(".space .request-row", own[key])
+        browser.wait_for(f".request-row a[title='{own[key]}']")
         assert own[other] not in shown_ids(browser)
         assert browser.texts("#head nav a") == ["Requests", "Cache", "Latency", "Playground"]
         browser.go(f"requests/{own[other]}")  # guessed

@@ -1,6 +1,6 @@
 /** A row of the list of requests. */
 
-import { el, setText } from "./dom.js";
+import { el } from "./dom.js";
 import { clock, count, dayAndTime, duration, NONE } from "./format.js";
 import { requestHash } from "./router.js";
 import { badge, requestTone, requestWord } from "./states.js";
@@ -19,6 +19,7 @@ const COLUMNS = [
   ["workers", "Workers"],
 ];
 
+const ID_CHARACTERS = 14; // the whole id is in the link's hint: long texts that are all unlike take time to draw
 const TEXTS = COLUMNS.map(([name]) => name).filter((name) => name !== "state" && name !== "id");
 
 /** The row of headings. */
@@ -49,6 +50,7 @@ export function requestRows(now, nameOf) {
     const state = badge("none", "");
     const link = el("a");
     cells.state.append(state.element);
+    const linkText = link.appendChild(new Text());
     cells.id.append(link);
     let shown = null;
     const open = (event) => {
@@ -65,7 +67,7 @@ export function requestRows(now, nameOf) {
       state.show(requestTone(row.state), requestWord(row));
       link.href = wanted.href;
       link.title = row.id;
-      setText(link, row.id);
+      linkText.data = wanted.id;
     };
     return { element, link, show };
   };
@@ -75,6 +77,7 @@ function rowTexts(row, nameOf) {
   const workers = workersOf(row).map(nameOf).join(" → ") || NONE;
   return {
     at: clock(row.at),
+    id: row.id.length > ID_CHARACTERS ? `${row.id.slice(0, ID_CHARACTERS)}…` : row.id,
     model: row.model ?? NONE,
     key: row.key ?? NONE,
     prompt: count(row.prompt),
