@@ -26,8 +26,8 @@ from services.launcher import random_model
 
 LISTENERS = (0, 1, 3)
 IN_FLIGHT = 1000
-_STEP_MS, _OUTPUT_TOKENS = 250.0, 128  # so a request takes half a minute
-_RAMP_S = 12.0  # until all requests are in flight and those of the first moment have spread
+_STEP_MS, _OUTPUT_TOKENS = 250.0, 128  # on average: a request takes half a minute
+_RAMP_S = 40.0  # until all requests are in flight and those of the first moment have spread
 _OPENED_S = 2.0  # a listener has what there was before
 
 
@@ -55,7 +55,8 @@ async def measure(rounds: int, seconds: int) -> list[Record]:
 
 def _body(number: int) -> bytes:
     prompt = [300 + (number * 7919 + index * 104_729) % 3000 for index in range(48)]
-    fields = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": _OUTPUT_TOKENS, "temperature": 0, "stream": True}
+    max_tokens = _OUTPUT_TOKENS // 2 + number * 37 % _OUTPUT_TOKENS  # so that they do not end together
+    fields = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True}
     return orjson.dumps(fields | {"ignore_eos": True, "stream_options": {"include_usage": True}})
 
 
