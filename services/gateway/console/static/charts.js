@@ -85,7 +85,7 @@ export class Chart {
   #draw() {
     if (this.#plotly === null || this.#plot.hidden) return;
     const traces = this.#last.lines ? lineTraces(this.#last) : heatTrace(this.#last);
-    this.#plotly.react(this.#plot, traces, chartLayout(this.#last), CONFIG);
+    this.#plotly.react(this.#plot, traces, chartLayout(this.#last, this.#plot.clientWidth), CONFIG);
   }
 }
 

@@ -5,6 +5,7 @@ import { factList } from "./figures.js";
 import { bytes, clock, count, counted, dayAndTime, duration, percent, span } from "./format.js";
 import { badge, shape } from "./states.js";
 
+const MOST_EVENTS = 50; // that are shown
 const EVENT_TONES = {
   worker_up: "good",
   redis_up: "good",
@@ -114,7 +115,7 @@ export function eventList() {
   };
   const show = (events) => {
     none.hidden = events.length > 0;
-    const newest = events.slice(-50).reverse();
+    const newest = events.toSorted((a, b) => b.at - a.at).slice(0, MOST_EVENTS);
     showList(list, newest, (event) => `${event.at} ${event.kind} ${event.name} ${event.text}`, entry);
   };
   return { element: el("div", none, list), show };

@@ -50,8 +50,8 @@ export function heatTrace({ times, stepS, heat, words }) {
   ];
 }
 
-/** The layout of either. */
-export function chartLayout({ lines, heat, axis, words }) {
+/** The layout of either. width: of the drawing, in pixels. */
+export function chartLayout({ lines, heat, axis, words }, width) {
   const [grid, muted] = [colour("--line"), colour("--muted")];
   const common = {
     gridcolor: grid,
@@ -71,7 +71,7 @@ export function chartLayout({ lines, heat, axis, words }) {
     showlegend: Boolean(lines && lines.length > 1),
     legend: { orientation: "h", x: 0, y: 1.14, font: { color: muted } },
     dragmode: false,
-    xaxis: { ...common, type: "date", nticks: 6 },
+    xaxis: { ...common, type: "date", tickangle: 0, nticks: Math.max(2, Math.min(6, Math.floor(width / 85))) },
     yaxis: { ...common, ...(heat ? logAxis(heat.edges, words) : { rangemode: "tozero" }), ...axis },
   };
 }
