@@ -1,6 +1,10 @@
 """The pages of latency and of the cache."""
 
+import json
+import statistics
 import time
+
+import pytest
 
 from tests.console.asking import ask
 from tests.console.browser import Browser
@@ -23,6 +27,35 @@ def test_latency_of_a_real_stack_is_shown_as_charts_and_tables(browser: Browser,
     assert browser.errors() == []
     assert browser.run("return window.violations") == []
     assert browser.hosts() == {f"127.0.0.1:{stack.gateway.admin_port}"}
+
+
+def milliseconds(words: str) -> float:
+    number, unit = words.split()
+    return float(number) * {"ms": 1, "s": 1000}[unit]
+
+
+def figures(browser: Browser, within: str) -> dict[str, str]:
+    """Figures of a part of a page, by their names."""
+    return dict(zip(browser.texts(f"{within} .figure dt"), browser.texts(f"{within} .figure dd"), strict=True))
+
+
+def test_figures_of_pages_are_those_of_the_records(browser: Browser, stack: Stack):
+    """Times within 5 %, since histograms have buckets and people read three digits; tokens exactly."""
+    with stack.serving() as gateway:
+        for number in range(7):
+            ask(gateway, f"{number} and so on " * (5 + number), num_tokens=5 * (1 + number))
+        records = json.loads(gateway.get("/debug/requests")[1])["requests"]
+        browser.open(console(gateway, "latency"))
+        browser.wait_until(lambda: figures(browser, "[data-measure=e2e]").get("Counted") == "7", "seven requests")
+        for measure, field in (("ttft", "ttft_ms"), ("e2e", "duration_ms")):
+            shown = figures(browser, f"[data-measure={measure}]")
+            times = sorted(record[field] for record in records)
+            assert milliseconds(shown["Mean"]) == pytest.approx(statistics.mean(times), rel=0.05)
+            assert times[2] / 1.2 < milliseconds(shown["p50"]) < times[4] * 1.2
+        browser.go("cache")
+        shown = figures(browser, "main")
+        assert int(shown["Prompt tokens"]) == sum(record["prompt_tokens"] for record in records)
+        assert int(shown["Of them cached"]) == sum(record["cached_tokens"] for record in records)
 
 
 def test_slo_attainment_is_shown_where_there_is_an_slo(browser: Browser, keyed: Keyed):
