@@ -1,6 +1,6 @@
 /**
- * The page of requests: a live list, newest first. It stands still while the viewer has scrolled down or paused it, so
- * that a row stays where it is read; a button says how many are new.
+ * The page of requests: a live list, newest first. It stands still while the viewer has scrolled down, is in a row with
+ * the keyboard, or has paused it, so that a row stays where it is read; a button says how many are new.
  */
 
 import { el, setAll, setText } from "./dom.js";
@@ -54,7 +54,7 @@ export function openRequests({ store, route }) {
     setAll(panel, { "data-models": models > 1 ? "differ" : "alike", "data-keys": keys > 1 ? "differ" : "alike" });
     names = shortNames(addresses(all));
     const rows = passing(all, form.wanted, store.now());
-    standing = paused || !list.atTop ? (standing ?? new Set(rows.map((row) => row.n))) : null;
+    standing = paused || !list.atTop || list.hasFocus ? (standing ?? new Set(rows.map((row) => row.n))) : null;
     const shown = standing === null ? rows : rows.filter((row) => standing.has(row.n));
     list.show(shown);
     form.showNumber(rows.length, all.length);

@@ -61,6 +61,11 @@ export class VirtualList {
     return this.#scroller.scrollTop < Math.max(1, this.#rowHeight / 2);
   }
 
+  /** True while the keyboard is in one of the rows. */
+  get hasFocus() {
+    return this.#space.contains(document.activeElement);
+  }
+
   toTop() {
     this.#scroller.scrollTop = 0;
     this.#active = 0;
