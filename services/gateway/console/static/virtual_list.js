@@ -19,6 +19,7 @@ export class VirtualList {
   #active = 0; // the row that the keyboard is at
   #frame = null;
   #rowHeight = 0;
+  #lastTop = 0; // where it was scrolled to when it was drawn last
   #resized = new ResizeObserver(() => this.#measure());
 
   /**
@@ -94,8 +95,11 @@ export class VirtualList {
     const seen = this.#scroller.clientHeight;
     if (this.#rowHeight === 0 || seen === 0) return;
     this.#space.style.height = `${this.#items.length * this.#rowHeight}px`;
-    const first = Math.max(0, Math.floor(this.#scroller.scrollTop / this.#rowHeight) - BEYOND);
-    const last = Math.min(this.#items.length, Math.ceil((this.#scroller.scrollTop + seen) / this.#rowHeight) + BEYOND);
+    const top = this.#scroller.scrollTop;
+    const beyond = Math.abs(top - this.#lastTop) > seen ? 0 : BEYOND; // in a jump those in sight are work enough
+    this.#lastTop = top;
+    const first = Math.max(0, Math.floor(top / this.#rowHeight) - beyond);
+    const last = Math.min(this.#items.length, Math.ceil((top + seen) / this.#rowHeight) + beyond);
     this.#provide(Math.ceil(seen / this.#rowHeight) + 2 * BEYOND + 1);
     const stop = Math.min(Math.max(this.#active, first), last - 1); // for the Tab key
     for (const [number, slot] of this.#slots.entries()) {
