@@ -79,10 +79,10 @@ async def _run(options: argparse.Namespace) -> Report:
     runner = Runner(Target(address, endpoint, admin))
     pacing = Pacing(options.concurrency, run_timeout_s=options.timeout)
     if options.warmup > 0:
-        warm_up = replace(asked, requests=options.warmup, prompts=prompts)
+        warm_up = replace(asked, num_scripts=options.warmup, prompts=prompts)
         await runner.warm_up(pacing, warm_up.scripts(options.seed + WARM_UP_SEED))
     scripts = replace(asked, prompts=prompts).scripts(options.seed)
-    return (await runner.measure(pacing, scripts, asked.requests)).report
+    return (await runner.measure(pacing, scripts, asked.num_scripts)).report
 
 
 def _workload(options: argparse.Namespace) -> RandomLengths:

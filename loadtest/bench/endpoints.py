@@ -45,7 +45,7 @@ class Endpoint(Protocol):
         """Makes the body of a turn behind what was said before."""
 
     def has_token(self, choice: Any) -> bool:
-        """Says whether an event with this choice stands for a token, as far as can be told."""
+        """Says whether an event with this choice stands for a token, as far as its fields tell."""
 
     def text(self, choice: Any) -> str:
         """The text that an event adds to the answer."""
@@ -67,7 +67,7 @@ class Completions:
         return orjson.dumps({"prompt": prompt, **self.common.fields(turn)})
 
     def has_token(self, choice: Any) -> bool:
-        """See `Endpoint.has_token`. A token may have no text."""
+        """Says yes: a token may have no text."""
         return True
 
     def text(self, choice: Any) -> str:
@@ -88,14 +88,14 @@ class Chat:
         return orjson.dumps({"messages": messages, **self.common.fields(turn)})
 
     def has_token(self, choice: Any) -> bool:
-        """See `Endpoint.has_token`. What has a role alone is no token: some servers send it before they begin."""
+        """Says no to an event that has a role alone: some servers send it before they begin."""
         delta = choice.get("delta") or {}
         return choice.get("finish_reason") is not None or any(
             value for name, value in delta.items() if name not in ("role", "refusal")
         )
 
     def text(self, choice: Any) -> str:
-        """See `Endpoint.text`. Of a call of a tool its arguments."""
+        """The text that an event adds to the answer, and the arguments that it adds to calls of tools."""
         delta = choice.get("delta") or {}
         functions = [call.get("function") or {} for call in delta.get("tool_calls") or ()]
         return "".join(

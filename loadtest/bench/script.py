@@ -1,7 +1,8 @@
 """Scripts, which are requests one after the other, and workloads, which make them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Protocol
 
 from loadtest.bench.prompts import Prompt
@@ -28,6 +29,11 @@ class Script:
     turns: tuple[Turn, ...]
     at_s: float | None = None
     pause_s: float = 0.0
+
+
+def numbers(num_scripts: int | None) -> Iterable[int]:
+    """Counts scripts from 0 on, without end where there is no number of them."""
+    return count() if num_scripts is None else range(num_scripts)
 
 
 class Workload(Protocol):

@@ -49,7 +49,7 @@ class Compared:
         """The workload's shape, in tokens."""
         load = self.load
         shared = f"{load.prefix_tokens}+" if load.prefix_tokens else ""
-        count = f"{load.requests}x" if self.counted else ""
+        count = f"{load.num_scripts}x" if self.counted else ""
         return f"{count}{shared}{load.input}/{load.output}" + (" single" if self.single else "")
 
     @property
@@ -60,8 +60,8 @@ class Compared:
     @property
     def requests(self) -> int:
         """The number of requests."""
-        assert self.load.requests is not None
-        return self.load.requests
+        assert self.load.num_scripts is not None
+        return self.load.num_scripts
 
     @property
     def concurrency(self) -> int:

@@ -177,5 +177,5 @@ class _Maker:
         """Requests of the same kind; for a file short ones of random contents."""
         requests = self._settings.warmup
         if isinstance(workload, RandomLengths | Conversations | WithFields):
-            return dataclasses.replace(workload, requests=requests)
+            return dataclasses.replace(workload, num_scripts=requests)
         return RandomLengths(requests, Lengths.fixed(64), Lengths.fixed(16), prompts=self._prompts)

@@ -7,17 +7,17 @@ import numpy as np
 
 from loadtest.bench.lengths import Lengths
 from loadtest.bench.prompts import Prompts, TokenIds
-from loadtest.bench.script import Script, Seed, Turn
+from loadtest.bench.script import Script, Seed, Turn, numbers
 
 
 @dataclass(frozen=True, slots=True)
 class RandomLengths:
     """Prompts of `prefix_tokens`, the same in all of a group, and `input` of their own.
 
-    requests: None: as many as are asked for. Requests of the groups take turns.
+    num_scripts: None: as many as are asked for. Requests of the groups take turns.
     """
 
-    requests: int | None
+    num_scripts: int | None
     input: Lengths
     output: Lengths
     prefix_tokens: int = 0
@@ -30,22 +30,15 @@ class RandomLengths:
         prefix = f"{self.groups} × {self.prefix_tokens} + " if self.prefix_tokens else ""
         return f"{prefix}{self.input} / {self.output} tokens"
 
-    @property
-    def num_scripts(self) -> int | None:
-        """See `Workload.num_scripts`."""
-        return self.requests
-
     def scripts(self, seed: Seed) -> Iterator[Script]:
         """See `Workload.scripts`."""
         of_prefixes, of_requests = map(np.random.default_rng, np.random.SeedSequence(seed).spawn(2))
         prefixes = [self.prompts.make(of_prefixes, self.prefix_tokens) for _ in range(self.groups)]
-        number = 0
-        while self.requests is None or number < self.requests:
+        for number in numbers(self.num_scripts):
             prompt = self.prompts.make(of_requests, self.input.draw(of_requests))
             if self.prefix_tokens:
                 prompt = self.prompts.join(prefixes[number % self.groups], prompt)
             yield Script((Turn(prompt, self.output.draw(of_requests)),))
-            number += 1
 
 
 REQUESTS = 64  # where nobody says how many

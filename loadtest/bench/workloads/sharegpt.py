@@ -30,11 +30,11 @@ Exchange = tuple[str, str]  # what a user says, and its answer
 class ShareGpt:
     """Conversations of a file in random order, and again in another where there are too few.
 
-    requests: None: as many as are asked for.
+    num_scripts: None: as many as are asked for.
     """
 
     file: Path
-    requests: int | None
+    num_scripts: int | None
     turns: int
     output: Lengths | None  # None: as long as the answers in the file
     longest: int | None
@@ -46,11 +46,6 @@ class ShareGpt:
         """See `Workload.name`."""
         return f"{self.file.name}" + (f", {self.turns} turns" if self.turns > 1 else "")
 
-    @property
-    def num_scripts(self) -> int | None:
-        """See `Workload.num_scripts`."""
-        return self.requests
-
     def scripts(self, seed: Seed) -> Iterator[Script]:
         """See `Workload.scripts`. Raises CannotRun for a file without conversations that fit."""
         found = list(conversations(self.file))
@@ -58,7 +53,7 @@ class ShareGpt:
         made = unfit = 0
         while True:
             for place in random.permutation(len(found)):
-                if made == self.requests:
+                if made == self.num_scripts:
                     return
                 turns = self._turns(found[place], random)
                 made, unfit = (made, unfit + 1) if turns is None else (made + 1, 0)

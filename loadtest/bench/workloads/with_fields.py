@@ -10,7 +10,7 @@ import numpy as np
 
 from loadtest.bench.lengths import Lengths
 from loadtest.bench.prompts import Prompts
-from loadtest.bench.script import Script, Seed, Turn
+from loadtest.bench.script import Script, Seed, Turn, numbers
 from loadtest.cannot_run import CannotRun
 
 _PERSON = {
@@ -55,7 +55,7 @@ class WithFields:
 
     kind: str
     fields: Mapping[str, Any]
-    requests: int | None
+    num_scripts: int | None
     input: Lengths
     output: Lengths
     prompts: Prompts
@@ -65,20 +65,13 @@ class WithFields:
         """See `Workload.name`."""
         return f"{self.kind}, {self.input} / at most {self.output} tokens"
 
-    @property
-    def num_scripts(self) -> int | None:
-        """See `Workload.num_scripts`."""
-        return self.requests
-
     def scripts(self, seed: Seed) -> Iterator[Script]:
         """See `Workload.scripts`."""
         random = np.random.default_rng(seed)
-        number = 0
-        while self.requests is None or number < self.requests:
+        for _ in numbers(self.num_scripts):
             words = self.prompts.make(random, self.input.draw(random))
             prompt = self.prompts.join(_TASKS[self.kind], words)
             yield Script((Turn(prompt, self.output.draw(random), self.fields),))
-            number += 1
 
 
 def schema_fields(file: Path | None) -> Mapping[str, Any]:
