@@ -52,27 +52,52 @@ def window_of_marked_layers(raw: ConfigSettings) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class MlpTensors:
-    """The tensors of a layer's MLP, by their names after the layer's: their shapes, and what one rank reads of each."""
+class PartTensors:
+    """The tensors of a part of a layer, by their names after the layer's: their shapes, and what one rank reads of
+    each. Both functions take the layer's index last.
+    """
 
-    shapes: Callable[["DecoderConfig"], Shapes]
-    shares: Callable[["DecoderConfig", Shard], Shares]
+    shapes: Callable[["DecoderConfig", int], Shapes]
+    shares: Callable[["DecoderConfig", Shard, int], Shares]
 
 
-def gated_mlp_shapes(config: "DecoderConfig") -> Shapes:
+def gated_mlp_shapes(config: "DecoderConfig", layer: int) -> Shapes:
     """Returns the shapes of a gated MLP's tensors."""
     hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
     gate, up = (linear_shapes(f"mlp.{name}_proj", inner, hidden, bias) for name in ("gate", "up"))
     return gate | up | linear_shapes("mlp.down_proj", hidden, inner, bias)
 
 
-def gated_mlp_shares(config: "DecoderConfig", shard: Shard) -> Shares:
+def gated_mlp_shares(config: "DecoderConfig", shard: Shard, layer: int) -> Shares:
     """Returns the shares of a gated MLP's tensors that one rank reads."""
     gate, up = (shares_of_outputs(f"mlp.{name}_proj", shard.intermediate, config.mlp_bias) for name in ("gate", "up"))
     return gate | up | shares_of_inputs("mlp.down_proj", shard.intermediate, config.mlp_bias)
 
 
-GATED_MLP = MlpTensors(gated_mlp_shapes, gated_mlp_shares)
+def grouped_attention_shapes(config: "DecoderConfig", layer: int) -> Shapes:
+    """Returns the shapes of a grouped attention's tensors."""
+    hidden = config.hidden_size
+    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    shapes: Shapes = {}
+    for name, out in (("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size)):
+        shapes |= linear_shapes(f"self_attn.{name}", out, hidden, config.qkv_bias)
+    shapes |= linear_shapes("self_attn.o_proj", hidden, q_size, config.output_bias)
+    if config.qk_norm:
+        shapes |= {f"self_attn.{name}.weight": (config.head_dim,) for name in ("q_norm", "k_norm")}
+    return shapes
+
+
+def grouped_attention_shares(config: "DecoderConfig", shard: Shard, layer: int) -> Shares:
+    """Returns the shares of a grouped attention's tensors that one rank reads: its heads."""
+    heads, kv_heads = widened(shard.heads, config.head_dim), widened(shard.kv_heads, config.head_dim)
+    shares: Shares = {}
+    for name, outputs in (("q_proj", heads), ("k_proj", kv_heads), ("v_proj", kv_heads)):
+        shares |= shares_of_outputs(f"self_attn.{name}", outputs, config.qkv_bias)
+    return shares | shares_of_inputs("self_attn.o_proj", heads, config.output_bias)
+
+
+GATED_MLP = PartTensors(gated_mlp_shapes, gated_mlp_shares)
+GROUPED_ATTENTION = PartTensors(grouped_attention_shapes, grouped_attention_shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +110,8 @@ class Family:
     qk_norm: bool = False  # RMSNorm over each head of Q and K, before the rotary embedding
     default_head_dim: int | None = None  # None: hidden_size / num_attention_heads
     window: Callable[[ConfigSettings], int | None] = no_window  # reads config.json
-    mlp: MlpTensors = GATED_MLP
+    attention: PartTensors = GROUPED_ATTENTION
+    mlp: PartTensors = GATED_MLP
 
 
 FAMILIES = {
@@ -159,19 +185,23 @@ def decoder_shapes(config: DecoderConfig) -> Shapes:
     if not config.tie_word_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
     for layer in range(config.num_layers):
-        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in _layer_shapes(config).items()}
+        shapes |= {f"{layer_prefix(layer)}{name}": shape for name, shape in _layer_shapes(config, layer).items()}
     return shapes
 
 
 def decoder_shares(config: DecoderConfig, shard: Shard) -> Shares:
     """Returns the shares of tensors that one rank reads: its heads, and its columns of the MLP."""
-    heads, kv_heads = widened(shard.heads, config.head_dim), widened(shard.kv_heads, config.head_dim)
-    shares = FAMILIES[config.architecture].mlp.shares(config, shard)
-    for name, outputs in (("q_proj", heads), ("k_proj", kv_heads), ("v_proj", kv_heads)):
-        shares |= shares_of_outputs(f"self_attn.{name}", outputs, config.qkv_bias)
-    shares |= shares_of_inputs("self_attn.o_proj", heads, config.output_bias)
-    layers = range(config.num_layers)
-    return {f"model.layers.{layer}.{name}": share for layer in layers for name, share in shares.items()}
+    family = FAMILIES[config.architecture]
+    shares: Shares = {}
+    for layer in range(config.num_layers):
+        of_layer = family.attention.shares(config, shard, layer) | family.mlp.shares(config, shard, layer)
+        shares |= {f"{layer_prefix(layer)}{name}": share for name, share in of_layer.items()}
+    return shares
+
+
+def layer_prefix(layer: int) -> str:
+    """Returns how the names of a layer's tensors begin."""
+    return f"model.layers.{layer}."
 
 
 def _has_bias(raw: ConfigSettings, key: str, family: Family) -> bool:
@@ -199,14 +229,7 @@ def _require_layer_types(raw: ConfigSettings, only: str) -> None:
             raise ModelError(f"config.json: layer_types with {kind!r} is not supported (only {only!r} here)")
 
 
-def _layer_shapes(config: DecoderConfig) -> Shapes:
-    hidden = config.hidden_size
-    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    shapes: Shapes = {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
-    for name, out in (("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size)):
-        shapes |= linear_shapes(f"self_attn.{name}", out, hidden, config.qkv_bias)
-    shapes |= linear_shapes("self_attn.o_proj", hidden, q_size, config.output_bias)
-    shapes |= FAMILIES[config.architecture].mlp.shapes(config)
-    if config.qk_norm:
-        shapes |= {f"self_attn.{name}.weight": (config.head_dim,) for name in ("q_norm", "k_norm")}
-    return shapes
+def _layer_shapes(config: DecoderConfig, layer: int) -> Shapes:
+    family, hidden = FAMILIES[config.architecture], config.hidden_size
+    norms: Shapes = {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
+    return norms | family.attention.shapes(config, layer) | family.mlp.shapes(config, layer)

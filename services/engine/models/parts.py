@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from services.engine.kernels.base import Operations
-from services.engine.models.config import DecoderConfig
+from services.engine.models.config import DecoderConfig, layer_prefix
 from services.engine.models.linear import Linear
 from services.engine.models.tensors import Tensors
 
@@ -138,18 +138,19 @@ class SomeHeads:
         return heads
 
 
-def load_gated_mlp(tensors: Tensors, config: DecoderConfig, prefix: str) -> GatedMlp:
-    """Reads the MLP of the layer whose tensors' names begin with `prefix`. Raises ModelError."""
+def load_gated_mlp(tensors: Tensors, config: DecoderConfig, layer: int) -> GatedMlp:
+    """Reads the MLP of a layer. Raises ModelError."""
+    names = f"{layer_prefix(layer)}mlp."
     return GatedMlp(
-        gate_up=tensors.linear(f"{prefix}mlp.gate_proj", f"{prefix}mlp.up_proj", bias=config.mlp_bias),
-        down=tensors.linear(f"{prefix}mlp.down_proj", bias=config.mlp_bias),
+        gate_up=tensors.linear(f"{names}gate_proj", f"{names}up_proj", bias=config.mlp_bias),
+        down=tensors.linear(f"{names}down_proj", bias=config.mlp_bias),
         width=config.intermediate_size,
     )
 
 
-def load_attention(tensors: Tensors, config: DecoderConfig, prefix: str) -> GroupedAttention:
-    """Reads the attention of the layer whose tensors' names begin with `prefix`. Raises ModelError."""
-    names = f"{prefix}self_attn."
+def load_attention(tensors: Tensors, config: DecoderConfig, layer: int) -> GroupedAttention:
+    """Reads the attention of a layer. Raises ModelError."""
+    names = f"{layer_prefix(layer)}self_attn."
     return GroupedAttention(
         qkv=tensors.linear(*(f"{names}{name}_proj" for name in "qkv"), bias=config.qkv_bias),
         output=tensors.linear(f"{names}o_proj", bias=config.output_bias),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.engine.models.config import DecoderConfig
+from services.engine.models.config import DecoderConfig, layer_prefix
 from services.engine.models.linear import Linear
 from services.engine.models.parts import GroupedAttention, Mlp, load_attention, load_gated_mlp
 from services.engine.models.tensors import Tensors
@@ -14,10 +14,10 @@ from services.engine.models.tensors import Tensors
 
 @dataclass(frozen=True, slots=True)
 class LayerParts:
-    """The parts of a family's layers, each by the function that reads it: of the tensors whose names begin so."""
+    """The parts of a family's layers, each by the function that reads it, which takes the layer's index last."""
 
-    attention: Callable[[Tensors, DecoderConfig, str], GroupedAttention] = load_attention
-    mlp: Callable[[Tensors, DecoderConfig, str], Mlp] = load_gated_mlp
+    attention: Callable[[Tensors, DecoderConfig, int], GroupedAttention] = load_attention
+    mlp: Callable[[Tensors, DecoderConfig, int], Mlp] = load_gated_mlp
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,20 +49,20 @@ class DecoderWeights:
 def load_decoder(tensors: Tensors, config: DecoderConfig, parts: LayerParts) -> DecoderWeights:
     """Reads a checkpoint that has these shapes. Raises ModelError."""
     embedding = tensors.vector("model.embed_tokens.weight")
-    prefixes = [f"model.layers.{layer}." for layer in range(config.num_layers)]
     return DecoderWeights(
         dtype=tensors.dtype,
         embedding=embedding,
-        layers=tuple(_load_layer(tensors, config, parts, prefix) for prefix in prefixes),
+        layers=tuple(_load_layer(tensors, config, parts, layer) for layer in range(config.num_layers)),
         final_norm=tensors.vector("model.norm.weight"),
         lm_head=tensors.head(embedding, tied=config.tie_word_embeddings),
     )
 
 
-def _load_layer(tensors: Tensors, config: DecoderConfig, parts: LayerParts, prefix: str) -> LayerWeights:
+def _load_layer(tensors: Tensors, config: DecoderConfig, parts: LayerParts, layer: int) -> LayerWeights:
+    prefix = layer_prefix(layer)
     return LayerWeights(
         input_norm=tensors.vector(f"{prefix}input_layernorm.weight"),
-        attention=parts.attention(tensors, config, prefix),
+        attention=parts.attention(tensors, config, layer),
         mlp_norm=tensors.vector(f"{prefix}post_attention_layernorm.weight"),
-        mlp=parts.mlp(tensors, config, prefix),
+        mlp=parts.mlp(tensors, config, layer),
     )

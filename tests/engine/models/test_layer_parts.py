@@ -12,7 +12,7 @@ from services.config import DeviceKind, Kernels
 from services.config.engine import EngineConfig
 from services.engine.models import architectures, registry
 from services.engine.models import config as models_config
-from services.engine.models.config import FAMILIES, DecoderConfig, MlpTensors
+from services.engine.models.config import FAMILIES, DecoderConfig, PartTensors, layer_prefix
 from services.engine.models.model_config import Shard
 from services.engine.models.parts import ReluMlp
 from services.engine.models.shapes import Shapes, Shares, linear_shapes, shares_of_inputs, shares_of_outputs
@@ -36,18 +36,19 @@ class PlainMlp(nn.Module):  # type: ignore[misc]  # of torch, which is not analy
         return self.fc2(self.fc1(x).relu())
 
 
-def plain_shapes(config: DecoderConfig) -> Shapes:
+def plain_shapes(config: DecoderConfig, layer: int) -> Shapes:
     hidden, inner = config.hidden_size, config.intermediate_size
     return linear_shapes("mlp.fc1", inner, hidden, True) | linear_shapes("mlp.fc2", hidden, inner, False)
 
 
-def plain_shares(config: DecoderConfig, shard: Shard) -> Shares:
+def plain_shares(config: DecoderConfig, shard: Shard, layer: int) -> Shares:
     return shares_of_outputs("mlp.fc1", shard.intermediate, True) | shares_of_inputs(
         "mlp.fc2", shard.intermediate, False
     )
 
 
-def load_plain(tensors: Tensors, config: DecoderConfig, prefix: str) -> ReluMlp:
+def load_plain(tensors: Tensors, config: DecoderConfig, layer: int) -> ReluMlp:
+    prefix = layer_prefix(layer)
     up, down = tensors.linear(f"{prefix}mlp.fc1", bias=True), tensors.linear(f"{prefix}mlp.fc2", bias=False)
     return ReluMlp(up, down, config.intermediate_size)
 
@@ -56,7 +57,10 @@ def load_plain(tensors: Tensors, config: DecoderConfig, prefix: str) -> ReluMlp:
 def test_a_family_with_another_mlp_adds_that_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: Kernels
 ) -> None:
-    name, family = "PlainForCausalLM", replace(FAMILIES["LlamaForCausalLM"], mlp=MlpTensors(plain_shapes, plain_shares))
+    name, family = (
+        "PlainForCausalLM",
+        replace(FAMILIES["LlamaForCausalLM"], mlp=PartTensors(plain_shapes, plain_shares)),
+    )
     monkeypatch.setitem(models_config.FAMILIES, name, family)
     shape = architectures.SHAPES["LlamaForCausalLM"]
     monkeypatch.setitem(architectures.SHAPES, name, shape)
