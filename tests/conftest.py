@@ -56,6 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "fault_row(number): shows a row of tests/faults/rows.py")
     config.addinivalue_line("markers", "long: runs with --long alone, as continuous integration has it")
     config.addinivalue_line("markers", "faults_long: runs with --long-faults alone")
+    config.addinivalue_line("markers", "few(n): of its parameters n run, all of them with --long")
     hidden: list[str] = config.getoption("--hide-cpu-feature")
     if hidden and os.environ.get("CI"):
         raise pytest.UsageError("--hide-cpu-feature: continuous integration runs what the processor can")
@@ -96,8 +97,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     left_out = [mark for mark, option in LONG.items() if not config.getoption(option)]
-    long = [item for item in items if any(map(item.get_closest_marker, left_out))]
-    config.hook.pytest_deselected(items=long)
+    long = {item for item in items if any(map(item.get_closest_marker, left_out))}
+    if "long" in left_out:
+        long |= _beyond_few([item for item in items if item not in long])
+    config.hook.pytest_deselected(items=[item for item in items if item in long])
     items[:] = [item for item in items if item not in long]
     tests = Path(__file__).parent
 
@@ -106,6 +109,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return SLOWEST_LAST.index(folder) + 1 if folder in SLOWEST_LAST else 0
 
     items.sort(key=rank)
+
+
+def _beyond_few(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Returns those items of tests marked `few(n)` that are left out: all but n of a test, evenly from its first on."""
+    tests: dict[tuple[str, int], list[pytest.Item]] = {}
+    for item in items:
+        if (mark := item.get_closest_marker("few")) is not None:
+            tests.setdefault((item.nodeid.partition("[")[0], mark.args[0]), []).append(item)
+    beyond = set()
+    for (_, few), of_test in tests.items():
+        kept = {number * len(of_test) // few for number in range(few)}
+        beyond |= {item for number, item in enumerate(of_test) if number not in kept}
+    return beyond
 
 
 def pytest_collection_finish() -> None:

@@ -32,6 +32,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("command", ["up", "prefill", "decode"])
 def test_a_missing_model_is_one_line(command: str) -> None:
     result = baton(command, "--model", "/no/such/model")
@@ -134,6 +135,7 @@ def test_what_is_refused_is_refused_before_a_model_is_fetched() -> None:
     assert "--quantization fp8" in result.stderr
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("command", "host"),
     [
@@ -165,6 +167,7 @@ def test_an_admin_port_on_a_network_has_tls_too_or_is_allowed_plain_text(checkpo
     assert allowed.startswith("baton: plain text at --admin-host 192.0.2.7: anyone on that network can read keys")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_plain_text_on_a_network_is_said_at_the_start(log_format: str, checkpoint: Path) -> None:
     """In red on a terminal; as a line like all others where programs read them."""
@@ -174,6 +177,7 @@ def test_plain_text_on_a_network_is_said_at_the_start(log_format: str, checkpoin
     assert first == f"baton: {danger}" if log_format == "text" else json.loads(first)["event"] == danger
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("options", "refusal"),
     [
@@ -195,6 +199,7 @@ def test_certificates_that_contradict_each_other_are_refused(
     assert result.stderr.startswith(f"baton: {refusal}")
 
 
+@pytest.mark.long
 def test_certificates_that_cannot_be_used_end_a_process_in_one_line(checkpoint: Path, tmp_path: Path) -> None:
     result = baton("prefill", "--model", str(checkpoint), "--mtls", str(tmp_path / "none"))
     assert result.returncode == 1

@@ -54,6 +54,7 @@ def test_what_cannot_be_is_one_line(tmp_path: Path) -> None:
     assert result.stderr == f"baton: {tmp_path}/none cannot be read: No such file or directory\n"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("flag", ["--host", "--admin-host"])
 @pytest.mark.parametrize("command", ["up", "gateway"])
 def test_another_address_than_loopback_needs_keys(command: str, flag: str, tmp_path: Path) -> None:

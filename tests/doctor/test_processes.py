@@ -91,6 +91,7 @@ def test_clocks_differ_only_where_no_delay_explains_it() -> None:
     assert certain_lead_s((20.0, 22.0), (15.0, 16.0)) == 4
 
 
+@pytest.mark.long
 async def test_a_gateway_with_keys_is_asked_with_one(llama: Path, stack: Stack, tmp_path: Path) -> None:
     keys = write_keys(tmp_path / "keys.json")
     endpoint = Endpoint()
@@ -126,6 +127,7 @@ def test_what_is_no_url_of_an_admin_port_is_refused(url: str) -> None:
     assert "secret" not in str(refused.value)
 
 
+@pytest.mark.long
 async def test_a_gateway_s_port_for_clients_is_named_as_one(stack: Stack) -> None:
     (found,) = await check_gateway(f"http://127.0.0.1:{stack.gateway.port}", None, rdma_here=False)
     assert (found.name, found.level) == ("reached", Level.ERROR)

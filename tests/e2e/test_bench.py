@@ -29,6 +29,7 @@ def figures(stack: Stack, directory: Path, **settings: Any) -> dict[str, Any]:
     return numbers
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("settings", "requests", "output_tokens"),
     [

@@ -17,11 +17,13 @@ def bytes_stack(llama: Path) -> Iterator[Stack]:
         yield running
 
 
+@pytest.mark.long
 def test_llama_equals_transformers_with_every_request_handed_off_over_grpc(bytes_stack: Stack, llama: Path):
     check_parity(bytes_stack.gateway, llama)
     assert bytes_stack.gateway.metric("baton_kv_bytes_moved_total") > 0
 
 
+@pytest.mark.long
 def test_requests_outlive_a_prefill_worker_that_is_killed_while_its_bytes_are_on_their_way(
     bytes_stack: Stack, llama: Path
 ):

@@ -54,6 +54,7 @@ class Load:
             stream.join(200)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_under_load_a_worker_that_gets_sigterm_finishes_what_it_has_and_ends(stack: Stack, llama: Path, role: str):
     """No request is continued elsewhere: each has one attempt, but for those that crossed with the news."""
@@ -80,6 +81,7 @@ def all_decode(stack: Stack) -> bool:
     return len(rows) == 4 and all(row["phase"] == "decode" for row in rows)
 
 
+@pytest.mark.long
 def test_streams_that_outlast_the_drain_move_once_with_their_tokens(stack: Stack, llama: Path):
     prompts = [clear_prompt(llama, 200 + index, 40, LONG) for index in range(4)]
     attempts = stack.gateway.metric("baton_attempts_total")
@@ -115,6 +117,7 @@ def test_a_worker_is_drained_by_the_command(stack: Stack):
     assert again.stderr.startswith(f"baton: {address} cannot be drained: ")
 
 
+@pytest.mark.long
 def test_a_gateway_finishes_a_stream_that_fits_its_drain_and_ends_another_with_an_error_event(
     stack: Stack, llama: Path
 ):

@@ -84,6 +84,7 @@ def test_the_option_says_how_to_pool(stack: Stack):
     assert np.abs(np.array(found) - expected(stack.model, prompt, Pooling.MEAN)).max() < 1e-5
 
 
+@pytest.mark.long
 def test_embeddings_outlive_their_worker(llama: Path):
     """A prefill worker is killed under some requests for embeddings; the other one makes them."""
     prompts = [[prompt_of(5000 + 100 * number + index, 120) for index in range(8)] for number in range(6)]

@@ -54,6 +54,7 @@ def cached_tokens(gateway: Endpoint, key: str, prompt: list[int], **fields: str)
     return usage.prompt_tokens_details.cached_tokens or 0
 
 
+@pytest.mark.long
 def test_a_tenant_finds_its_own_prefixes_and_nobody_else_s(keyed: Keyed):
     gateway, keys, prompt = keyed.stack.gateway, keyed.keys, prompt_of(801, LENGTH)
     assert [cached_tokens(gateway, keys.acme, prompt) for _ in range(2)] == [0, CACHED]
@@ -87,6 +88,7 @@ def test_a_client_s_own_salt_divides_its_tenant_s_caches_and_opens_no_other_s(ke
     assert cached_tokens(gateway, keys.other, prompt, cache_salt="a") == 0
 
 
+@pytest.mark.long
 def test_gateways_with_the_same_file_find_each_other_s_prefixes_by_tenant(keyed: Keyed):
     keys, prompt = keyed.keys, prompt_of(803, LENGTH)
     assert cached_tokens(keyed.stack.gateway, keys.acme, prompt) == 0
@@ -97,6 +99,7 @@ def test_gateways_with_the_same_file_find_each_other_s_prefixes_by_tenant(keyed:
         assert second.metric("baton_cached_tokens_predicted_total") == CACHED
 
 
+@pytest.mark.long
 def test_a_gateway_without_keys_finds_no_tenant_s_prefixes(keyed: Keyed):
     prompt = prompt_of(804, LENGTH)
     assert cached_tokens(keyed.stack.gateway, keyed.keys.acme, prompt) == 0

@@ -129,6 +129,7 @@ class Running(threading.Thread):
             self.answer = error
 
 
+@pytest.mark.long
 def test_two_gateways_let_in_together_what_a_key_may(shared: Shared):
     two, keys = shared.gateways, shared.keys
 
@@ -155,6 +156,7 @@ def test_two_gateways_run_together_as_many_requests_as_a_key_may(shared: Shared)
     )
 
 
+@pytest.mark.long
 def test_without_redis_each_gateway_has_its_part_and_with_it_they_share_again(shared: Shared):
     (one, other), keys = shared.gateways, shared.keys
 

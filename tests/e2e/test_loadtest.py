@@ -17,6 +17,7 @@ def urls(secure: SecureUp) -> list[str]:
     return ["client", "--url", api, "--admin-url", admin, "--requests", "3", "--warmup", "1", *SMALL]
 
 
+@pytest.mark.long
 def test_a_key_and_an_authority_open_a_stack_with_keys_and_tls(urls: list[str], secure: SecureUp, tmp_path: Path):
     """Baton's counters are read at the admin port, by TLS too."""
     result, ca = tmp_path / "result.json", str(secure.up.ca_file)
@@ -25,6 +26,7 @@ def test_a_key_and_an_authority_open_a_stack_with_keys_and_tls(urls: list[str], 
     assert (numbers["failed"], numbers["output_tokens"], numbers["handed_off"]) == (0, 9, 1.0)
 
 
+@pytest.mark.long
 def test_the_key_may_be_in_the_environment(urls: list[str], secure: SecureUp, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("BATON_API_KEY", f"{secure.keys.acme},another")
     assert main([*urls, "--ca", str(secure.up.ca_file)]) == 0

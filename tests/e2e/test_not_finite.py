@@ -38,6 +38,7 @@ def assert_goes_on(stack: Stack, prompt: list[int]) -> None:
     stack.gateway.wait_for_baseline()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("at", "settings"),
     [

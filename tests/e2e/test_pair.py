@@ -89,6 +89,7 @@ def test_what_computes_the_workers_steps_is_visible(stack: Stack):
     assert stack.gateway.metric("baton_worker_info") == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "shape"),
     [
@@ -105,6 +106,7 @@ def test_other_families_equal_transformers_with_every_request_handed_off(
         check_parity(stack.gateway, model)
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_text_with_and_without_handoff(stack: Stack):
     with stack.serving("--handoff", "never") as alone:
         for seed in (1, 2, 3):
@@ -169,6 +171,7 @@ def test_prompts_together_over_one_cold_prefix_compute_and_move_it_once(stack: S
     assert moved == (160 // 16 + handed_off) * (2 * 2 * 2 * 16 * 16 * 4)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("stream", [True, False])
 async def test_blocks_are_back_when_the_client_is_gone(stack: Stack, stream: bool):
     """Long before the answer would have ended, or three times in a row the machine has stalled just then."""
@@ -250,6 +253,7 @@ def test_an_idle_stack_sleeps(stack: Stack):
         assert max(cpu_s for _, cpu_s in spent) < 0.4 * elapsed_s
 
 
+@pytest.mark.long
 def test_requests_end_when_their_deadline_passes(stack: Stack):
     with stack.serving("--request-timeout", f"{100 * STEP_S}") as hasty:
         with pytest.raises(openai.APIStatusError) as error:

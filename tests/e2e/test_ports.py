@@ -4,6 +4,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.conftest import SecureUp
 from tests.e2e.listening import Listener, is_own_port_of_worker, listeners_of
 from tests.e2e.stack import Stack
@@ -71,11 +73,13 @@ def check(up: Up, documented: dict[Port, str]) -> None:
     assert dict(zip(found, heard, strict=True)) == documented
 
 
+@pytest.mark.long
 def test_the_ports_are_those_of_the_table_and_say_to_strangers_what_it_says(llama: Path, tmp_path: Path) -> None:
     with running_up(llama, tmp_path) as up:
         check(up, table(0))
 
 
+@pytest.mark.long
 def test_with_tls_and_keys_no_port_serves_a_stranger(secure: SecureUp) -> None:
     """Health, and metrics at the admin port, are open."""
     check(secure.up, table(1))

@@ -136,6 +136,7 @@ def test_rows_of_any_mixture(lengths: list[int], counts: list[int], dtype: torch
     check(Case(lengths, counts, dtype=dtype))
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("head_dim", [16, 24, 40, 64, 80, 96, 128])
 def test_head_dims(head_dim: int, dtype: torch.dtype) -> None:
@@ -158,6 +159,7 @@ def test_groups_of_more_than_four_queries_in_bfloat16() -> None:
     check(Case([50, 20, 190], [1, 20, 1], num_heads=10, num_kv_heads=2, dtype=torch.bfloat16))
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(9, 1, 64), (32, 2, 128), (8, 2, 256)])
 def test_single_tokens_of_many_or_wide_heads(
@@ -203,6 +205,7 @@ def test_block_sizes_in_bfloat16(block_size: int) -> None:
     check(Case(*MIXED, block_size=block_size, dtype=torch.bfloat16))
 
 
+@pytest.mark.few(1)
 def test_prompts_longer_than_what_amx_takes_at_once() -> None:
     """Keys in several segments, rows in several tiles."""
     check(Case([1100, 1300, 3], [1100, 20, 1], head_dim=128, dtype=torch.bfloat16))
@@ -217,11 +220,13 @@ def test_scores_that_grow_along_the_keys_in_bfloat16() -> None:
     check(case)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("count", [TILE - 1, TILE, TILE + 1, 3 * TILE + 7])
 def test_queries_longer_than_a_tile(count: int) -> None:
     check(Case([count + 100, count, 3], [count, count, 1]))
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("head_dim", [16, 40, 64, 80, 128])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_query_sees_none_of_the_keys_that_others_of_its_tile_see(head_dim: int, dtype: torch.dtype) -> None:
@@ -282,6 +287,7 @@ def check_narrowed(case: Case, wanted: torch.Tensor, window: int | None) -> Any:
     return narrowed
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("window", [1, 7, 64, 10_000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_window_hides_older_tokens(window: int, dtype: torch.dtype) -> None:

@@ -59,6 +59,7 @@ def test_a_block_in_which_media_begin_and_that_an_answer_fills_is_of_these_media
     driven.assert_baseline()
 
 
+@pytest.mark.long
 def test_no_block_is_shared_across_names_in_random_traffic(monkeypatch: pytest.MonkeyPatch):
     """Through admission, preemption, choices, handoffs and eviction: after each step, every block of a sequence that
     is in the trie has the name that the sequence's own namespace and contents give it.

@@ -53,6 +53,7 @@ def test_choices_and_preempted_sequences_keep_their_salt():
     driven.assert_baseline()
 
 
+@pytest.mark.long
 def test_no_block_is_shared_across_salts_in_random_traffic(monkeypatch: pytest.MonkeyPatch):
     """Through admission, preemption, choices, handoffs and eviction: after each step, the blocks of a sequence that are
     in the trie are below its own salt, and no other salt's sequence has them.

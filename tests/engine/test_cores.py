@@ -255,6 +255,7 @@ def test_registrations_of_killed_processes_are_removed(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == sorted([of_living, of_another_user])
 
 
+@pytest.mark.long
 def test_no_thread_spins_that_its_worker_has_given_up_or_that_waits_in_a_step_of_prompts() -> None:
     """Intel's OpenMP: a thread that leaves the team while threads spin would spin until it belongs to it again."""
     script = """

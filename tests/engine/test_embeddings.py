@@ -46,6 +46,7 @@ def load(directory: Path, **options: Any) -> Runner:
     return load_runner(EngineConfig(model=directory, device=DeviceKind.CPU, **chosen)).runner
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("budget", [13, 1000])
 def test_embeddings_equal_the_hidden_states_of_transformers(name: str, budget: int, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ def random_prompts(seed: int, number: int, longest: int = 60) -> list[list[int]]
     return [[rng.randrange(1000) for _ in range(rng.randint(1, longest))] for _ in range(number)]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("chunk", [1, 3, 7, 64])
 def test_tokens_do_not_depend_on_batching_or_chunks(chunk: int, depth: int):
@@ -38,6 +39,7 @@ def test_tokens_do_not_depend_on_batching_or_chunks(chunk: int, depth: int):
     driven.assert_baseline()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("chunk", [1, 3, 64])
 def test_scores_of_a_prompt_do_not_depend_on_chunks_or_cache(chunk: int, depth: int):

@@ -14,6 +14,7 @@ def array(blocks: list[int]) -> np.ndarray:
     return np.array(blocks, dtype=np.int32)
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_blocks_come_and_go_as_in_a_list(data: st.DataObject):

@@ -28,6 +28,7 @@ def run_seeds(first: int, count: int) -> None:
             raise AssertionError(f"python -m tests.engine.fuzz --first {seed} --seeds 1") from error
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("first", first_of(2, range(0, 400, PER_TEST)))
 def test_blocks_states_and_tokens_are_right_whatever_happens(first: int):
     run_seeds(first, PER_TEST)
@@ -99,6 +100,7 @@ def free_under_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeferredFrees, "free", free)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "plant", [free_under_a_step, forget_queued_branches, free_without_quarantine, find_pending_blocks]
 )

@@ -227,6 +227,7 @@ DEAD_ENDS: dict[str, tuple[int, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(("num_tokens", "asked"), DEAD_ENDS.values(), ids=DEAD_ENDS)

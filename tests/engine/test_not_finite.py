@@ -41,6 +41,7 @@ def matched(driven: Driven, prompt: list[int]) -> int:
     return len(driven.engine.sequences.pool.cache.match(Contents(np.array([*prompt, 0], np.int32))).blocks)
 
 
+@pytest.mark.few(14)
 @DEPTHS
 @pytest.mark.parametrize("at", [0, 3, 15, 16, 31, 32, 39])
 @pytest.mark.parametrize("wants", [{}, {"num_logprobs": 2}, {"num_prompt_logprobs": 1}, {"temperature": 1.0}], ids=str)

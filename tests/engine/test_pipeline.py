@@ -171,6 +171,7 @@ def test_logits_that_depend_on_the_tokens_so_far_wait_for_them(sampling: dict[st
     driven.assert_baseline()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", first_of(2, range(8)))
 def test_whatever_comes_and_goes_no_token_changes(seed: int) -> None:
     """Requests that are given up, stop, share prefixes, are preempted; over few blocks and slots."""

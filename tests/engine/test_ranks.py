@@ -133,6 +133,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, int]:
     return write_checkpoint(tmp_path / "model", family, **options), size
 
 
+@pytest.mark.few(3)
 def test_ranks_compute_together_what_one_worker_computes(model: tuple[Path, int]) -> None:
     """The tokens of `transformers`, and the KV of one worker: each rank the heads that its byte range has."""
     directory, size = model
@@ -151,6 +152,7 @@ def test_ranks_compute_together_what_one_worker_computes(model: tuple[Path, int]
         assert cut.any()
 
 
+@pytest.mark.few(2)
 def test_a_whole_workers_blocks_are_continued_by_ranks(model: tuple[Path, int]) -> None:
     directory, size = model
     whole, ranks, prompts = whole_runner(directory), Ranks(directory, size), prompts_of([5, 40])
@@ -162,6 +164,7 @@ def test_a_whole_workers_blocks_are_continued_by_ranks(model: tuple[Path, int]) 
         assert [row.generated for row in rows] == expected
 
 
+@pytest.mark.few(2)
 def test_the_blocks_of_ranks_are_continued_by_a_whole_worker(model: tuple[Path, int]) -> None:
     """They cover its blocks: it starts with others' numbers in them."""
     directory, size = model

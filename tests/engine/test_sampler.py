@@ -164,6 +164,7 @@ def expected_distribution(logits: np.ndarray, temperature: float, top_k: int, to
     return share
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("seed", range(40))
 def test_random_mixes_of_filters_draw_by_the_distribution_of_the_reference(seed: int) -> None:
     """Rare tokens are counted together; the bound is near the 99.99 % point of chi-square."""

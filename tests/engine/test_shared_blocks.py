@@ -66,6 +66,7 @@ def fail(driven: Driven, handle: int) -> None:
     driven.engine.sequences.free_quarantined(blocks[::2])
 
 
+@pytest.mark.few(24)
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("leave", [abort, fail])
 @pytest.mark.parametrize("steps", range(6))
@@ -246,6 +247,7 @@ class Traffic:
                 self.read_on(handle)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("seed", first_of(2, range(6)))
 def test_whoever_comes_and_goes_blocks_are_in_their_places_and_tokens_are_right(seed: int, depth: int):

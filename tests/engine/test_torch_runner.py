@@ -89,6 +89,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
     return directory, Reference(directory)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", SHAPES)
 def test_greedy_tokens_and_logprobs_equal_transformers(name: str, tmp_path: Path) -> None:
     """Mixed lengths in one batch, odd chunks, scattered blocks; every family and many shapes."""
@@ -106,6 +107,7 @@ def test_greedy_tokens_and_logprobs_equal_transformers(name: str, tmp_path: Path
             assert expected[top_ids].tolist() == pytest.approx(top, abs=1e-4)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("chunk", [1, 7, 64, 1000])
 @pytest.mark.parametrize("block_size", [8, 64])
 def test_chunks_and_blocks_do_not_change_tokens(chunk: int, block_size: int, plain: tuple[Path, Reference]) -> None:

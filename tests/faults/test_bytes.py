@@ -51,6 +51,7 @@ def until_read(stack: ProxiedStack) -> None:
     assert any(entry["phase"] == "handoff" for entry in stack.gateway.ledger()["rows"])
 
 
+@pytest.mark.long
 @row(3)
 def test_requests_outlive_a_prefill_worker_that_dies_in_the_middle_of_a_read(stack: ProxiedStack, case: Case):
     prompts = case.prompts(4, length=400)

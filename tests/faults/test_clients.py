@@ -56,6 +56,7 @@ def at_rest(stack: ProxiedStack) -> bool:
     return not stack.gateway.ledger()["rows"]
 
 
+@pytest.mark.long
 @row(11)
 def test_what_was_computed_for_clients_that_leave_during_prefill_is_free(stack: ProxiedStack, case: Case):
     prompts = [[9 + number, *range(10, 480)] for number in range(40)]
@@ -82,6 +83,7 @@ def test_decoding_for_clients_that_leave_ends(stack: ProxiedStack, case: Case):
     )
 
 
+@pytest.mark.long
 @row(15)
 def test_a_client_that_does_not_read_costs_bounded_memory_and_holds_up_nobody(stack: ProxiedStack, case: Case):
     """Its answer is some 30 MiB. The gateway takes no more tokens for it than the kernel's buffers take bytes."""

@@ -45,6 +45,7 @@ def restart(stack: Stack, name: str, prepare: Callable[[], None] | None = None) 
     stack.start(name, prepare=prepare)
 
 
+@pytest.mark.long
 @row(45)
 def test_a_prompt_that_ends_engines_ends_in_one_error_and_the_others_go_on(stack: Stack, case: Case):
     prompts = case.prompts(4)
@@ -102,6 +103,7 @@ def test_a_neighbour_of_another_minor_version_works_and_one_of_another_major_is_
     case.settle()
 
 
+@pytest.mark.long
 @row(37)
 def test_wall_clocks_that_jump_change_nothing(stack: Stack, case: Case, tmp_path: Path):
     """A day back, then two days ahead: what `time.time` says in every worker."""
@@ -121,6 +123,7 @@ def test_wall_clocks_that_jump_change_nothing(stack: Stack, case: Case, tmp_path
     assert told.read_text().count("\n") == 2 * len(stack.workers), "a clock did not jump"
 
 
+@pytest.mark.long
 @row(44)
 def test_the_end_of_the_first_of_many_prompts_over_one_prefix_holds_up_none(stack: Stack, case: Case):
     """Its handoff is cut by the end of its prefill worker; the others wait for the same blocks."""

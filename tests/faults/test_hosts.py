@@ -45,6 +45,7 @@ def stack(hosts: Connected) -> Hosts:
     return hosts.stack
 
 
+@pytest.mark.long
 def test_kv_moves_as_bytes_over_the_link_though_every_worker_has_nixl(stack: Hosts):
     gateway, model, seeds = stack.gateway, stack.model, count(901)
     assert [set(worker["transports"]) for worker in gateway.ledger()["workers"]] == [{"nixl", "grpc"}] * 3
@@ -96,6 +97,7 @@ def test_no_port_serves_a_stranger(hosts: Connected, stack: Hosts):
     assert json.loads(hosts.ask_as_stranger(targets)) == expected
 
 
+@pytest.mark.long
 def test_a_stream_whose_decode_worker_is_killed_goes_on_at_the_other_one_of_its_host(stack: Hosts):
     """To the tokens of an undisturbed run."""
     prompt = clear_prompt(stack.model, 801, 100, NUM_STREAMED)

@@ -38,6 +38,7 @@ def stack(running: ProxiedStack) -> ProxiedStack:
     return running
 
 
+@pytest.mark.long
 @row(1)
 def test_prompts_under_way_at_a_prefill_worker_that_is_killed_go_elsewhere(stack: ProxiedStack, case: Case):
     prompts = case.prompts(6, length=180)
@@ -66,6 +67,7 @@ def test_prompts_whose_prefill_worker_dies_before_their_blocks_are_read_are_comp
     case.settle()
 
 
+@pytest.mark.long
 @row(4)
 def test_prompts_at_a_frozen_prefill_worker_go_elsewhere(stack: ProxiedStack, case: Case):
     prompts = case.prompts(6, length=180)
@@ -76,6 +78,7 @@ def test_prompts_at_a_frozen_prefill_worker_go_elsewhere(stack: ProxiedStack, ca
     case.settle()
 
 
+@pytest.mark.long
 @row(6)
 def test_requests_placed_at_a_decode_worker_that_dies_continue_elsewhere(stack: ProxiedStack, case: Case):
     prompts = case.prompts(6)
@@ -119,6 +122,7 @@ def test_with_every_worker_dead_new_requests_are_refused_and_running_ones_wait(s
     case.settle()
 
 
+@pytest.mark.long
 @row(10)
 def test_with_every_prefill_worker_dead_decode_serves_alone(stack: ProxiedStack, case: Case):
     case.fault()
@@ -139,6 +143,7 @@ def test_silence_between_one_prefill_worker_and_decode_costs_no_request(stack: P
     case.settle()
 
 
+@pytest.mark.long
 @row(17)
 def test_requests_outlive_connections_that_are_reset(stack: ProxiedStack, case: Case):
     with in_midstream(stack, case):
@@ -146,6 +151,7 @@ def test_requests_outlive_connections_that_are_reset(stack: ProxiedStack, case: 
     case.settle()
 
 
+@pytest.mark.few(1)
 @row(20)
 @pytest.mark.parametrize("way", Way)
 def test_requests_outlive_a_partition_of_one_direction(stack: ProxiedStack, case: Case, way: Way):
@@ -161,6 +167,7 @@ async def fingerprint_at(port: int) -> bytes:
         return stream.hello.fingerprint.encode()
 
 
+@pytest.mark.long
 @row(21)
 def test_a_handshake_that_names_another_model_is_refused_and_costs_no_request(stack: ProxiedStack, case: Case):
     """Prefill refuses decode in words, and decode's requests are served another way."""
@@ -179,6 +186,7 @@ def test_a_handshake_that_names_another_model_is_refused_and_costs_no_request(st
     case.settle()
 
 
+@pytest.mark.long
 @row(25)
 def test_a_prefill_worker_restarts_on_its_address_under_load(stack: ProxiedStack, case: Case):
     prompts = case.prompts(4)
@@ -200,6 +208,7 @@ def test_a_gateway_that_is_killed_leaves_nothing_on_the_workers(stack: ProxiedSt
     case.settle(cut=cut)
 
 
+@pytest.mark.long
 @row(31)
 def test_the_end_of_one_of_two_gateways_cuts_its_own_streams_alone(stack: ProxiedStack, case: Case):
     with stack.serving() as other:
@@ -249,6 +258,7 @@ def test_prefill_and_decode_silent_towards_each_other_cost_no_request(stack: Pro
     case.settle()
 
 
+@pytest.mark.long
 @row(49)
 def test_a_living_worker_whose_port_is_refused_costs_no_request(stack: ProxiedStack, case: Case):
     prompts = case.prompts(6)
@@ -275,6 +285,7 @@ def until_ended(stack: Stack, name: str) -> None:
     assert worker._process.exitcode == 0
 
 
+@pytest.mark.long
 @row(32)
 def test_a_decode_worker_that_gets_sigterm_loses_nothing(stack: ProxiedStack, case: Case):
     with in_midstream(stack, case) as victim:
@@ -283,6 +294,7 @@ def test_a_decode_worker_that_gets_sigterm_loses_nothing(stack: ProxiedStack, ca
     case.settle()
 
 
+@pytest.mark.long
 @row(33)
 def test_streams_that_outlast_a_drain_continue_elsewhere(stack: ProxiedStack, case: Case):
     for _ in range(10):
@@ -307,6 +319,7 @@ def drain_of(stack: Stack, name: str) -> Iterator[Any]:
         yield worker_pb2_grpc.WorkerStub(channel).Drain
 
 
+@pytest.mark.long
 @row(34)
 @pytest.mark.parametrize("names", first_of(1, [("prefill-0", "decode-0"), ("prefill-1", "decode-1")]))
 def test_every_worker_is_restarted_in_turn_under_load(stack: ProxiedStack, case: Case, names: tuple[str, ...]):

@@ -48,6 +48,7 @@ def until_found_again(stack: ProxiedStack, case: Case, prompt: list[int]) -> flo
         return wait_until(found, 60, "a hit")
 
 
+@pytest.mark.long
 @row(26)
 def test_service_goes_on_while_redis_is_dead(stack: ProxiedStack, case: Case, redis: RedisServer):
     prompts = case.prompts(4)
@@ -61,6 +62,7 @@ def test_service_goes_on_while_redis_is_dead(stack: ProxiedStack, case: Case, re
     case.settle()
 
 
+@pytest.mark.long
 @row(27)
 def test_workers_publish_again_what_they_cache_to_a_redis_that_restarts_empty(
     stack: ProxiedStack, case: Case, redis: RedisServer

@@ -34,6 +34,7 @@ def stack(running: Stack) -> Stack:
     return running
 
 
+@pytest.mark.long
 @row(36)
 def test_more_sequences_than_the_pool_holds_all_end(stack: Stack, case: Case):
     """Decode preempts, and computes again what it took."""
@@ -44,6 +45,7 @@ def test_more_sequences_than_the_pool_holds_all_end(stack: Stack, case: Case):
     case.settle()
 
 
+@pytest.mark.long
 @row(41)
 def test_handoffs_between_two_full_pools_all_end(stack: Stack, case: Case):
     prompts = case.prompts(10, length=60)
@@ -66,6 +68,7 @@ def test_choices_of_one_prompt_that_are_aborted_at_block_borders_spoil_none(stac
     case.settle()
 
 
+@pytest.mark.long
 @row(35)
 def test_more_requests_than_may_wait_are_refused_at_once_with_the_word_when_to_come_again(stack: Stack, case: Case):
     """`loadtest overload` measures what is left of the throughput."""

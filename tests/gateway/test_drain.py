@@ -123,6 +123,7 @@ async def test_a_drain_waits_for_grpc_streams_though_there_is_no_http_connection
         assert (await how_it_ended(gateway.process))[0] == 0
 
 
+@pytest.mark.long
 async def test_what_does_not_end_in_time_ends_in_one_error_each_at_every_door(model: Path):
     """The last two calls have no attempt at a worker: one body does not come, one call waits for a worker."""
     async with running(model, 3, no_worker_wait_s=60) as gateway:
@@ -152,6 +153,7 @@ async def test_what_does_not_end_in_time_ends_in_one_error_each_at_every_door(mo
         assert time.monotonic() - begin > 1.5, "nothing was cut off at once"
 
 
+@pytest.mark.long
 async def test_a_second_signal_ends_every_door_at_once(model: Path):
     async with running(model, 600) as gateway:
         call = gateway.generate()

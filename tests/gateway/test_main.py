@@ -65,6 +65,7 @@ async def test_a_request_goes_through_a_pair_and_sigterm_lets_it_end(model: Path
         assert "request_id=mine" in placed
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("log", ["a full disk", "a pipe that nobody reads"])
 async def test_requests_are_answered_though_no_log_line_can_be_written(
     model: Path, port: int, admin_port: int, log: str
@@ -95,6 +96,7 @@ async def test_requests_are_answered_though_no_log_line_can_be_written(
     os.close(writing)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("flag", ["--port", "--admin-port"])
 async def test_a_taken_port_is_one_line_and_an_exit_code(model: Path, port: int, admin_port: int, flag: str):
     taken = port if flag == "--port" else admin_port
@@ -106,6 +108,7 @@ async def test_a_taken_port_is_one_line_and_an_exit_code(model: Path, port: int,
     assert (out, error) == ("", f"baton gateway: {words}\n")
 
 
+@pytest.mark.long
 async def test_a_missing_model_is_one_line_and_an_exit_code(tmp_path: Path, port: int, admin_port: int):
     missing = tmp_path / "nowhere"
     async with gateway(missing, port, admin_port, "127.0.0.1:1") as process:

@@ -29,27 +29,32 @@ def verify(device: torch.device, **options) -> None:
         assert check.ok, check
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows", [DECODE, MIXED], ids=["decode", "mixed"])
 def test_rows_of_any_mixture(device: torch.device, rows: dict, dtype: torch.dtype) -> None:
     verify(device, **rows, dtype=dtype, group=3, num_layers=2 if dtype == torch.float32 else 1)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("head_dim", [16, 64, 80, 96, 128, 256])
 def test_head_dims(device: torch.device, head_dim: int) -> None:
     verify(device, seq_lens=(50, 20), counts=(1, 20), head_dim=head_dim, **ONE, dtype=torch.bfloat16)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("group", [1, 3, 5, 7, 8, 16])
 def test_groups_of_queries(device: torch.device, group: int) -> None:
     verify(device, seq_lens=(50, 20, 90), counts=(1, 20, 33), group=group, **ONE)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("block_size", [8, 32, 64])
 def test_block_sizes(device: torch.device, block_size: int) -> None:
     verify(device, seq_lens=(64, 65, 63, 128), counts=(1, 1, 63, 2), block_size=block_size, **ONE)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("window", [1, 7, 64, 1000])
 def test_a_window_hides_older_tokens(device: torch.device, window: int) -> None:
     verify(device, seq_lens=(5, 300, 200, 90), counts=(5, 40, 1, 90), window=window, **ONE)
@@ -61,6 +66,7 @@ def test_one_row_is_much_longer_than_the_others(device: torch.device, padded_row
     verify(device, seq_lens=(3, 40, 700, 5, 17), counts=(1,) * 5, padded_rows=padded_rows, **ONE)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("padded_rows", [None, 5])
 @pytest.mark.parametrize("num_multiprocessors", [1, 12])
 def test_long_rows_are_split(device: torch.device, num_multiprocessors: int, padded_rows: int | None) -> None:
@@ -75,12 +81,14 @@ def test_a_window_in_a_split_row(device: torch.device) -> None:
     verify(device, **LONG, num_multiprocessors=12, window=700, num_layers=1)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rows", [DECODE, MIXED, LONG], ids=["decode", "mixed", "long"])
 def test_fp8_with_scales(device: torch.device, rows: dict) -> None:
     """Compared with what the pool holds."""
     verify(device, **rows, fp8=True, dtype=torch.bfloat16, num_multiprocessors=12, group=3)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("padded_rows", [None, 12])
 def test_rows_that_share_a_prefix(device: torch.device, padded_rows: int | None) -> None:
     """Two groups, one of which has a group inside, and one row beside them."""

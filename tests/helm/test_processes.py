@@ -22,6 +22,7 @@ REFUSED = openai.AuthenticationError
 SECRET, KEY = "demo-baton-api-key", "key"
 
 
+@pytest.mark.long
 def test_what_is_rendered_serves_a_request_and_ends_when_told(helm: Helm, tmp_path: Path):
     model = write_model(tmp_path / "tiny", "llama")
     prompt = clear_prompt(model, 5, 100, NUM_TOKENS)

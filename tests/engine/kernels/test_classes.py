@@ -103,6 +103,7 @@ def test_no_product_or_attention_is_torchs(isa: Isa, dtype: str, proof: Prove) -
     assert found.operators <= OPERATORS, found.operators - OPERATORS
 
 
+@pytest.mark.long
 @EACH
 def test_every_kernel_that_a_step_is_made_of_ran(isa: Isa, dtype: str, proof: Prove) -> None:
     by_amx = isa.has_amx and dtype == "bfloat16"

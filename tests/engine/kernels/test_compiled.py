@@ -77,6 +77,7 @@ def test_a_second_process_compiles_nothing_and_computes_the_same(tmp_path: Path)
     assert entries(tmp_path / "one") == entries(tmp_path / "another")
 
 
+@pytest.mark.long
 def test_processes_that_start_together(tmp_path: Path) -> None:
     with ThreadPoolExecutor() as executor:
         both = list(executor.map(lambda _: run(tmp_path, "float32"), range(2)))
@@ -85,6 +86,7 @@ def test_processes_that_start_together(tmp_path: Path) -> None:
     assert run(tmp_path, "float32")[0] == 0
 
 
+@pytest.mark.long
 def test_other_parameters_are_compiled(tmp_path: Path) -> None:
     run(tmp_path, "float32")
     assert run(tmp_path, "bfloat16")[0] > 0
@@ -98,6 +100,7 @@ def test_another_class_of_processors_is_compiled_for(tmp_path: Path) -> None:
     assert run(tmp_path, "float32", isa="avx512")[0] == 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("changed", ["vectors.py", "amx/matmul.py"])
 def test_changed_sources_are_compiled(tmp_path: Path, changed: str) -> None:
     """Of any module beside kernels: what a kernel is made of is not looked for. `matmul.py` is the name of two."""

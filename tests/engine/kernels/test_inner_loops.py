@@ -23,6 +23,7 @@ WIDENED = "widened"  # see `register_tiles.Arithmetic`
 MOST_ON_STACK = {("avx512", 13): 1, ("avx2", 6): 2}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("isa", ISAS, ids=lambda isa: isa.name)
 def test_register_tiles_keep_sums_in_registers_and_load_each_operand_once(isa: Isa) -> None:
     """For every number of rows up to the class's."""
@@ -50,6 +51,7 @@ def check_memory(loop: list[str], loads: int, most_on_stack: int) -> None:
     assert not [line for line in multiply_adds(loop) if line in spilled]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("isa", ISAS, ids=lambda isa: isa.name)
 def test_attention_of_single_tokens_keeps_sums_in_registers(isa: Isa, head_dim: int) -> None:
@@ -75,6 +77,7 @@ def by_amx() -> dict[str, str]:
     return found
 
 
+@pytest.mark.long
 def test_amx_multiplies_in_products_and_attention(by_amx: dict[str, str]) -> None:
     assert by_amx.keys() == {"matmul", "decode_attention", "multiply_keys", "multiply_values"}
     for name, assembly in by_amx.items():

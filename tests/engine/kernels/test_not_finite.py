@@ -8,6 +8,8 @@ import math
 import random
 import sys
 
+import pytest
+
 from services.engine.kernels.cpu.isa import ISAS
 from tests.engine.kernels.class_process import run_emulated
 from tests.machine import GCC, needs
@@ -17,6 +19,7 @@ CASES = [("avx2", "float32"), ("avx512", "float32"), *((isa.name, "bfloat16") fo
 
 
 @needs(GCC)
+@pytest.mark.long
 def test_attention_over_numbers_that_are_not_finite_is_not_finite() -> None:
     """In one class, another with each run: one takes 20 s to compile. `python -m tests.engine.kernels.test_not_finite`
     tries all.

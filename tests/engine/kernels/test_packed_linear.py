@@ -50,6 +50,7 @@ def assert_gated(found: torch.Tensor, whole: torch.Tensor) -> None:
     assert ((found.double() - expected).abs() <= unit * expected.abs() + smallest).all()
 
 
+@pytest.mark.few(4)
 @BOTH
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize(("columns", "depth"), [(128, 32), (192, 96), (1280, 768), (640, 4864)])
@@ -63,6 +64,7 @@ def test_every_number_of_rows(columns: int, depth: int, with_bias: bool, dtype: 
         assert_gated(linear.gated(x, functional.silu), linear(x))
 
 
+@pytest.mark.few(2)
 @BOTH
 @pytest.mark.parametrize("rows_of_each", [100, 240, 256])
 def test_many_panels_of_long_rows(rows_of_each: int, dtype: torch.dtype) -> None:

@@ -14,6 +14,7 @@ STEPS = 24  # of each
 BROKEN = Shape("amx", "tiles", "bfloat16", 80, 4, 16)  # whose 65536 // 96 rows are no whole pairs of vectors
 
 
+@pytest.mark.few(1)
 @needs(GCC)
 @pytest.mark.parametrize("number", range(NUM_SHAPES))
 def test_a_kernel_at_the_borders_of_its_shape(number: int) -> None:
@@ -28,6 +29,7 @@ def test_every_shape_is_among_them() -> None:
     assert {shape.block_size for shape in shapes if shape.head_dim == 80} == {8, 16, 32, 64}
 
 
+@pytest.mark.long
 @needs(GCC)
 def test_rows_that_are_no_whole_vectors_are_found() -> None:
     """A planted bug: tiles have as many rows as caches have room for."""

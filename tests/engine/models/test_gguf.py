@@ -94,6 +94,7 @@ def test_rotary_factors_are_llama_3s_scaling(tmp_path: Path) -> None:
     assert_answers_as(path, reference)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("kind", BY_TRANSFORMERS)
 def test_each_quantization_is_read_as_transformers_reads_it(kind: str, tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "checkpoint", **WIDE)

@@ -72,6 +72,7 @@ def parts(length: int) -> st.SearchStrategy[slice | None]:
     return st.none() | st.tuples(place, place).map(lambda ends: slice(*sorted(ends)))
 
 
+@pytest.mark.few(6)
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_any_part_is_that_of_the_whole_tensor(data: st.DataObject, source: TensorSource, whole: dict[str, Any]) -> None:
@@ -106,6 +107,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"safetensors": directory, "gguf": quantized}
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/maps")
 @pytest.mark.parametrize("form", first_of(1, ["gguf", "safetensors"]))
 @pytest.mark.parametrize(

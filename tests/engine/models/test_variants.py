@@ -11,6 +11,7 @@ from tests.engine.models.variants import Tried, variants_of
 _NUM_DRAWN = 32  # of each family; `python -m tests.engine.models.variants` tries all
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_changed_setting_changes_what_it_changes_in_transformers(family: str, tmp_path: Path) -> None:
     seed = random.randrange(1 << 32)

@@ -134,6 +134,7 @@ class Drawn:
             self.gbnf, self.regex, self.text = f"rule-{len(rules)}", inner[0].regex, inner[0].text
 
 
+@pytest.mark.few(40)
 @pytest.mark.parametrize("seed", range(NUM_GRAMMARS))
 def test_grammars_as_chance_has_them_have_the_texts_of_their_regular_expressions(seed: int):
     chance, rules = random.Random(seed), list[str]()

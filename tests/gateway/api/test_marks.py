@@ -50,6 +50,7 @@ def test_marks_are_the_tokens_that_the_engine_keeps_apart_from_text(model: Model
     assert set(model.tokenizer.marks) == apart
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize("mark", ["</think>", "</t>", "\n</think>\n", "so: ", "<|im_end|>"])
 @pytest.mark.parametrize("grammar", [NUMBER, OBJECT, 'start: "x" y\ny: /[0-9]/'])
 def test_a_form_begins_after_its_mark(model: Model, mark: str, grammar: str) -> None:

@@ -39,6 +39,7 @@ def assert_taken_or_refused(parse: Callable[[], object]) -> None:
     assert error is None or (error.status == 400 and error.message and len(error.envelope()) < 4096)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kind", "neutral"), KINDS)
 @settings(max_examples=100, derandomize=True, database=None, deadline=None)
 @given(value=BODIES)

@@ -154,6 +154,7 @@ STEPS: dict[str, Callable[..., int]] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("step", STEPS)
 async def test_a_worker_whose_coming_or_going_fails_halfway_is_not_locked_out(
     step: str, monkeypatch: pytest.MonkeyPatch

@@ -88,6 +88,7 @@ async def answer(stack: Stack, prompt: list[int]) -> list[int]:
         return (await read_all(generation))[0]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("dies_at", [0, 1], ids=["computing the prompt", "decoding"])
 @pytest.mark.parametrize("num_decode", [1, 2, 3])
 @pytest.mark.parametrize("num_prefill", [0, 1])

@@ -236,6 +236,7 @@ JSON_OPTIONS = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("form", "over_http"),
     [

@@ -130,6 +130,7 @@ async def test_every_form_is_taken_or_refused(api: Api, name: str):
         assert answer.json()["error"]["param"].startswith("structured_outputs")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", TEMPLATES)
 async def test_a_request_s_template_that_explodes_is_refused(api: Api, name: str):
     answer = await api.chat(chat_template=TEMPLATES[name])
@@ -194,6 +195,7 @@ VARIABLES_TEMPLATE = (
 )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("variables", "status"),
     [

@@ -91,6 +91,7 @@ def is_named(path: str, name: str) -> bool:
     return path == name or (re.split(r"\W", path)[0] == name and reason_of(path) is not None)
 
 
+@pytest.mark.few(40)
 @pytest.mark.parametrize(("path", "name"), CASES)
 async def test_a_hint_is_named_and_changes_nothing(api: Api, path: str, name: str):
     body = {"model": MODEL, **BODIES[path]}
@@ -106,6 +107,7 @@ async def test_a_hint_is_named_and_changes_nothing(api: Api, path: str, name: st
     assert path == "/v1/messages" or plain.sampling.seed == hinted.sampling.seed
 
 
+@pytest.mark.few(40)
 @pytest.mark.parametrize(("path", "name"), CASES)
 async def test_a_strict_server_refuses_a_hint_by_its_name(strict: Api, path: str, name: str):
     answer = await strict.http.post(path, json={"model": MODEL, **BODIES[path], name: VALUES[name]})

@@ -101,6 +101,7 @@ HELLO = {"role": "user", "content": "Hi"}
 PART = {"type": "text", "text": ""}
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("request_", "status"),
     [
@@ -192,6 +193,7 @@ def message(prefix: str) -> tuple[str, bytes]:
     return "/v1/messages", orjson.dumps({"model": MODEL, "max_tokens": 1, "messages": turns, "tools": tools})
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("template", "request_"),
     [

@@ -105,6 +105,7 @@ async def test_every_endpoint_is_in_it_and_in_the_table_for_people(document: dic
     assert listed == described
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 @pytest.mark.parametrize("third", first_of(1, range(3)))  # of the operations
 async def test_every_answer_to_requests_drawn_from_it_is_one_that_it_describes(

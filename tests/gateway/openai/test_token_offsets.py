@@ -83,6 +83,7 @@ async def test_what_is_cut_off_has_no_offsets_and_the_rest_keeps_its_own(
     assert shown["token_offsets"] == expected(oracle, text, add_special_tokens=False)[1][kept]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("side", ["left", "right"])
 async def test_a_long_text_of_which_a_part_is_tokenized_has_offsets_in_the_whole(
     api: Api, oracle: PreTrainedTokenizerFast, side: str

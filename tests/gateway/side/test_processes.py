@@ -159,6 +159,7 @@ async def test_a_job_that_has_waited_for_processors_for_too_long_is_tried_once_m
     assert not isinstance(failed.value, JobFailed) or failed.value.end is JobEnd.TIME
 
 
+@pytest.mark.long
 async def test_many_jobs_of_one_tenant_wait_for_each_other(processes: SideProcesses) -> None:
     answers = await asyncio.gather(*(render(processes, f"{number}") for number in range(100)))
     assert [answer["text"] for answer in answers] == [str(number) for number in range(100)]

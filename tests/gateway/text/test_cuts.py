@@ -111,6 +111,7 @@ def random_text(random_: random.Random, num_chars: int) -> str:
     return text
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("from_left", [False, True])
 def test_the_tokens_of_a_part_are_those_of_the_whole(kind: tuple[str, Tokenizer], from_left: bool) -> None:
     name, tokenizer = kind

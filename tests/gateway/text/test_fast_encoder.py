@@ -51,6 +51,7 @@ PIECES = [*CHAT_TOKENS, "<think>", "<s>", "'S", "'ll", "  ", "\n", "\r\n\n", "\t
 texts = st.lists(st.one_of(st.sampled_from([*PIECES, *TEXT]), st.text(max_size=8)), max_size=12).map("".join)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=150, deadline=None)
 @given(text=texts, special=st.booleans())

@@ -122,6 +122,7 @@ async def test_tokens_are_where_transformers_says_in_a_text(tmp_path: Path, chec
             assert places(path, text, special=special) == (found["input_ids"], found["offset_mapping"]), text
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("pre", BYTE_LEVEL)
 async def test_byte_level_texts_have_the_ids_of_transformers(pre: str, tmp_path: Path, checkpoint: Path) -> None:
     """But smollm's digits: see below."""

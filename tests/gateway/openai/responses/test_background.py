@@ -294,6 +294,7 @@ async def test_the_response_of_a_gateway_that_died_has_failed(
     await client.responses.cancel(queued.id)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("failure", FAILURES, ids=NAMES)
 async def test_a_renewal_of_the_lease_that_fails_is_not_the_last(failure: Exception):
     store, side, ended = MemoryResponseStore(60, time.monotonic, lease_s=1), SideThread(), asyncio.Event()

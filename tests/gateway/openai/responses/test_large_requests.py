@@ -34,6 +34,7 @@ async def api() -> AsyncIterator[Api]:
         yield running
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", MANY)
 async def test_a_large_request_does_not_hold_the_loop(api: Api, kind: str):
     longest, status = await longest_turn(api, "/v1/responses", orjson.dumps({"input": MANY[kind]}))
