@@ -14,20 +14,39 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     OPTConfig,
     OPTForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 FAMILIES = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
+    "mixtral": (MixtralConfig, MixtralForCausalLM),
     "opt": (OPTConfig, OPTForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen2_moe": (Qwen2MoeConfig, Qwen2MoeForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+}
+OF_EXPERTS: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "shared_expert_intermediate_size": 56,
+    },
+    "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True},
 }
 
 LLAMA3_ROPE = {
@@ -74,6 +93,7 @@ def write_checkpoint(
         shape |= {"intermediate_size": 96, "num_key_value_heads": 2}
     if family in ("llama", "mistral", "qwen3"):
         shape["head_dim"] = 16
+    shape |= OF_EXPERTS.get(family, {})
     model = model_class(config_class(**shape | config))
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
@@ -106,7 +126,7 @@ def _randomize(name: str, parameter: torch.Tensor, generator: torch.Generator) -
         # Small beside what the layers add: a tied head would else repeat the last token for ever.
         parameter.copy_(0.1 * noise)
     else:
-        parameter.copy_(2.5 * noise / parameter.shape[1] ** 0.5)
+        parameter.copy_(2.5 * noise / parameter.shape[-1] ** 0.5)
 
 
 def plant(directory: Path, tensor: str, row: int, value: float) -> Path:

@@ -11,7 +11,10 @@ class Reference:
     """A checkpoint in `transformers`, float32."""
 
     def __init__(self, directory: Path) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        # Eager experts take any width, one after the other; others take multiples of 16 bytes.
+        self._model = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=torch.float32, experts_implementation="eager"
+        )
 
     def tokens(self, prompt: list[int], num_tokens: int) -> list[int]:
         """Its greedy continuation."""

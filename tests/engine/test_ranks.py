@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from services.engine.models.architectures import parse_model_config
+from services.engine.models.config import DecoderConfig
 from services.engine.models.linear import Product
 from services.engine.models.model_config import ModelConfig
 from services.engine.models.registry import load_weights, open_tensors
@@ -34,6 +35,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
     "mistral-window-4": ("mistral", {"num_key_value_heads": 4, "sliding_window": 24}, 4),
     "qwen2-mqa-2": ("qwen2", {"num_key_value_heads": 1}, 2),
     "qwen3-2": ("qwen3", {"attention_bias": True}, 2),
+    "mixtral-2": ("mixtral", {}, 2),
+    "qwen2-moe-4": ("qwen2_moe", {"decoder_sparse_step": 2}, 4),
     "opt-4": ("opt", {}, 4),
     "opt-norm-after-projected-2": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 40}, 2),
 }
@@ -66,7 +69,9 @@ class Ranks:
         config = self.configs[rank]
 
         def product(weight: Tensor, bias: Tensor | None) -> Product:
-            own_inputs = (config.num_heads * config.head_dim, config.intermediate_size)
+            own_inputs = [config.num_heads * config.head_dim, config.intermediate_size]
+            if isinstance(config, DecoderConfig) and config.experts is not None:
+                own_inputs += [config.experts.intermediate_size, config.experts.shared_size]
             if weight.shape[0] == config.hidden_size and weight.shape[1] in own_inputs:
                 return lambda x: self._summed(rank, functional.linear(x, weight, bias))
             return lambda x: functional.linear(x, weight, bias)

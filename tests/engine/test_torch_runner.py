@@ -68,6 +68,31 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "mistral",
         {"sliding_window": None, "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
     ),
+    "mixtral-window": ("mixtral", {"sliding_window": 24}),
+    "mixtral-7-of-7-experts": ("mixtral", {"num_local_experts": 7, "num_experts_per_tok": 7, "head_dim": 80}),
+    "qwen2-moe-no-biases-every-second-layer": (
+        "qwen2_moe",
+        {"qkv_bias": False, "decoder_sparse_step": 2, "num_hidden_layers": 3, "norm_topk_prob": True},
+    ),
+    "qwen2-moe-tied-narrow-experts": (
+        "qwen2_moe",
+        {"tie_word_embeddings": True, "moe_intermediate_size": 10, "num_experts": 33, "num_experts_per_tok": 5},
+    ),
+    "qwen3-moe-bias-sharded-dense-first": (
+        "qwen3_moe",
+        {"attention_bias": True, "max_shard_size": "100KB", "mlp_only_layers": [0], "num_experts": 5},
+    ),
+    "qwen3-moe-window-yarn-one-expert": (
+        "qwen3_moe",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "rope_parameters": YARN_ROPE,
+            "num_experts_per_tok": 1,
+            "norm_topk_prob": False,
+            "head_dim": 32,
+        },
+    ),
     "opt-norm-first-tied": ("opt", {"tie_word_embeddings": True}),
     "opt-norm-after-projected": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
     "opt-no-final-norm-no-bias": ("opt", {"_remove_final_layer_norm": True, "enable_bias": False}),

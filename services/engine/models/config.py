@@ -5,8 +5,12 @@ would change the computation and is not implemented is refused by name: no setti
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Self
 
+from services.engine.models.expert_tensors import MIXTRAL, QWEN, ExpertNames, expert_shapes, expert_shares
+from services.engine.models.experts_config import Experts, mixtral_experts, qwen2_experts, qwen3_experts
 from services.engine.models.model_config import ModelConfig, Shard, read_dtype
 from services.engine.models.rope_settings import FrequencyFactors, parse_rope
 from services.engine.models.settings import ConfigSettings
@@ -25,24 +29,44 @@ def no_window(raw: ConfigSettings) -> int | None:
     return None
 
 
-def window_of_all_layers(raw: ConfigSettings) -> int | None:
+def window_of_all_layers(raw: ConfigSettings, default: int | None = 4096) -> int | None:
     """Returns Mistral's window: `sliding_window`, null for none."""
-    window = raw.nullable_integer("sliding_window", 4096)
+    window = raw.nullable_integer("sliding_window", default)
     raw.require("use_sliding_window", window is not None)
     raw.disregard("max_window_layers")
     _require_layer_types(raw, "full_attention" if window is None else "sliding_attention")
     return window
 
 
-def window_of_marked_layers(raw: ConfigSettings) -> int | None:
-    """Returns Qwen's window: `use_sliding_window`, for the layers from `max_window_layers` on, or by `layer_types`."""
+def window_if_used(raw: ConfigSettings) -> int | None:
+    """Returns the window of Qwen3-MoE: `sliding_window` in all layers, if `use_sliding_window` says so."""
+    raw.disregard("sliding_window", "max_window_layers")
+    window = raw.nullable_integer("sliding_window", 4096) if raw.flag("use_sliding_window") else None
+    _require_layer_types(raw, "full_attention" if window is None else "sliding_attention")
+    return window
+
+
+def slides_from(layer: int, first: int) -> bool:
+    """Returns True for the layers of Qwen that have a window: those from `max_window_layers` on."""
+    return layer >= first
+
+
+def slides_by_turns(layer: int, end: int) -> bool:
+    """Returns True for the layers of Qwen2-MoE that have a window: every second one before `max_window_layers`."""
+    return layer % 2 == 0 and layer < end
+
+
+def window_of_marked_layers(raw: ConfigSettings, slides: Callable[[int, int], bool] = slides_from) -> int | None:
+    """Returns Qwen's window, if `use_sliding_window` says so, for layers by `layer_types`, or by `slides` of a layer
+    and `max_window_layers`.
+    """
     raw.disregard("sliding_window", "max_window_layers")
     window = raw.nullable_integer("sliding_window", 4096) if raw.flag("use_sliding_window") else None
     if window is None:
         _require_layer_types(raw, "full_attention")
         return None
-    num_layers, first = raw.integer("num_hidden_layers"), raw.integer("max_window_layers", 28, least=0)
-    derived = ["full_attention" if layer < first else "sliding_attention" for layer in range(num_layers)]
+    num_layers, most = raw.integer("num_hidden_layers"), raw.integer("max_window_layers", 28, least=0)
+    derived = ["sliding_attention" if slides(layer, most) else "full_attention" for layer in range(num_layers)]
     kinds = set(_layer_types(raw) or derived)
     if kinds == {"full_attention"}:
         return None
@@ -96,6 +120,22 @@ def grouped_attention_shares(config: "DecoderConfig", shard: Shard, layer: int) 
     return shares | shares_of_inputs("self_attn.o_proj", heads, config.output_bias)
 
 
+def experts_or_gated_mlp(names: ExpertNames) -> PartTensors:
+    """Returns the tensors of MLPs in layers with experts, and in the dense layers between them."""
+
+    def shapes(config: "DecoderConfig", layer: int) -> Shapes:
+        if config.experts is None or layer not in config.experts.layers:
+            return gated_mlp_shapes(config, layer)
+        return expert_shapes(names, config.experts, config.hidden_size)
+
+    def shares(config: "DecoderConfig", shard: Shard, layer: int) -> Shares:
+        if config.experts is None or layer not in config.experts.layers:
+            return gated_mlp_shares(config, shard, layer)
+        return expert_shares(names, config.experts, shard.part)
+
+    return PartTensors(shapes, shares)
+
+
 GATED_MLP = PartTensors(gated_mlp_shapes, gated_mlp_shares)
 GROUPED_ATTENTION = PartTensors(grouped_attention_shapes, grouped_attention_shares)
 
@@ -106,10 +146,13 @@ class Family:
 
     model_type: str  # in config.json
     qkv_bias: bool = False  # Q, K and V always have a bias
-    optional_biases: tuple[str, ...] = ()  # config.json's attention_bias and mlp_bias, if the family heeds them
+    optional_biases: tuple[str, ...] = ()  # config.json's attention_bias, qkv_bias, mlp_bias, if the family heeds them
     qk_norm: bool = False  # RMSNorm over each head of Q and K, before the rotary embedding
     default_head_dim: int | None = None  # None: hidden_size / num_attention_heads
+    default_eps: float = 1e-6  # of norms
+    default_theta: float = 10000.0  # of the rope
     window: Callable[[ConfigSettings], int | None] = no_window  # reads config.json
+    experts: Callable[[ConfigSettings, int], Experts] | None = None  # reads config.json, for so many layers
     attention: PartTensors = GROUPED_ATTENTION
     mlp: PartTensors = GATED_MLP
 
@@ -120,6 +163,29 @@ FAMILIES = {
     "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True, window=window_of_marked_layers),
     "Qwen3ForCausalLM": Family(
         "qwen3", optional_biases=("attention_bias",), qk_norm=True, default_head_dim=128, window=window_of_marked_layers
+    ),
+    "MixtralForCausalLM": Family(
+        "mixtral",
+        default_eps=1e-5,
+        default_theta=1e6,
+        window=partial(window_of_all_layers, default=None),
+        experts=mixtral_experts,
+        mlp=experts_or_gated_mlp(MIXTRAL),
+    ),
+    "Qwen2MoeForCausalLM": Family(
+        "qwen2_moe",
+        optional_biases=("qkv_bias",),
+        window=partial(window_of_marked_layers, slides=slides_by_turns),
+        experts=qwen2_experts,
+        mlp=experts_or_gated_mlp(QWEN),
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        "qwen3_moe",
+        optional_biases=("attention_bias",),
+        qk_norm=True,
+        window=window_if_used,
+        experts=qwen3_experts,
+        mlp=experts_or_gated_mlp(QWEN),
     ),
 }
 
@@ -133,6 +199,12 @@ class DecoderConfig(ModelConfig):
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
+    experts: Experts | None = None  # None: each layer has one MLP
+
+    def shard(self, rank: int, size: int) -> Self:
+        """See `ModelConfig.shard`. Each rank has a part of the columns of every expert."""
+        own = ModelConfig.shard(self, rank, size)
+        return own if self.experts is None else replace(own, experts=self.experts.shard(size))
 
 
 def parse_decoder_config(raw: ConfigSettings, architecture: str) -> DecoderConfig:
@@ -150,27 +222,30 @@ def parse_decoder_config(raw: ConfigSettings, architecture: str) -> DecoderConfi
             "needs an even one"
         )
     max_position_embeddings = raw.integer("max_position_embeddings")
-    rope = parse_rope(raw, max_position_embeddings)
+    rope = parse_rope(raw, max_position_embeddings, family.default_theta)
     if isinstance(rope.scaling, FrequencyFactors) and len(rope.scaling.factors) != head_dim // 2:
         raise ModelError(f"config.json: {len(rope.scaling.factors)} factors of the rope, for heads of {head_dim}")
     attention_bias, mlp_bias = (_has_bias(raw, key, family) for key in ("attention_bias", "mlp_bias"))
+    qkv_bias = family.qkv_bias or ("qkv_bias" in family.optional_biases and raw.flag("qkv_bias", True))
+    num_layers = raw.integer("num_hidden_layers")
     return DecoderConfig(
         architecture=architecture,
         vocab_size=raw.integer("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=raw.integer("intermediate_size"),
-        num_layers=raw.integer("num_hidden_layers"),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=raw.number("rms_norm_eps", 1e-6),
+        rms_norm_eps=raw.number("rms_norm_eps", family.default_eps),
         max_position_embeddings=max_position_embeddings,
         rope=rope,
         window=family.window(raw),
         qk_norm=family.qk_norm,
-        qkv_bias=family.qkv_bias or attention_bias,
+        qkv_bias=qkv_bias or attention_bias,
         output_bias=attention_bias,
         mlp_bias=mlp_bias,
+        experts=None if family.experts is None else family.experts(raw, num_layers),
         tie_word_embeddings=raw.flag("tie_word_embeddings"),
         dtype=read_dtype(raw),
     )

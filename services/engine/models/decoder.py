@@ -98,7 +98,7 @@ class Decoder:
         qkv = self._by_rows(x, partial(self._first, x, turn, plan))
         for index in range(last if narrowed is None else last - 1):
             attended, _ = self._attention.attend(plan, index, *qkv)
-            qkv = self._by_rows(x, partial(self._between, index, x, attended, turn, plan))
+            qkv = self._end(index, x, attended, partial(self._begin, index + 1, turn=turn, plan=plan))
         if narrowed is not None and queries is not None:
             attended, _ = self._attention.attend(plan, last - 1, *qkv)
             return self._run_last(x, attended, turn, (plan, narrowed), queries)
@@ -107,27 +107,24 @@ class Decoder:
         attended, _ = self._attention.attend(plan, last, *qkv)
         if queries is not None:
             x, attended = x[queries], attended[queries]
-        return self._by_rows(x, partial(self._end, last, x, attended))
+        return self._end(last, x, attended, _unchanged)
 
     def _run_last(self, x: Tensor, attended: Tensor, turn: Turn, plans: tuple[Any, Any], queries: Tensor) -> Tensor:
         """Runs from the last but one attention on. plans: for all tokens, and for the queries."""
         last, (plan, narrowed) = len(self._weights.layers) - 1, plans
         assert self._last is not None
-        normed = self._by_rows(x, partial(self._to_last_keys, x, attended, turn, plan))
+        normed = self._end(last - 1, x, attended, partial(self._write_last_keys, turn=turn, plan=plan))
         x = x[queries]
         if not len(queries):
             return x
         q = self._last[0].forward(normed[queries], (turn[0][queries], turn[1][queries]), self._operations)
         attended, _ = self._attention.attend(narrowed, last, q, q[:0], q[:0])
-        return self._by_rows(x, partial(self._end, last, x, attended))
+        return self._end(last, x, attended, _unchanged)
 
-    def _to_last_keys(self, x: Tensor, attended: Tensor, turn: Turn, plan: Any) -> Tensor:
-        """Runs from the last but one attention to the last layer's K and V. Returns the output of the norm before them,
-        [T, hidden].
-        """
+    def _write_last_keys(self, normed: Tensor, turn: Turn, plan: Any) -> Tensor:
+        """Computes the last layer's K and V. Returns the output of the norm before them, [T, hidden], unchanged."""
         assert self._last is not None
         last = len(self._weights.layers) - 1
-        normed = self._end(last - 1, x, attended)
         k, v = self._last[1].forward(normed, turn, self._operations).chunk(2, dim=1)
         self._attention.write(plan, last, k, v)
         return normed
@@ -142,10 +139,6 @@ class Decoder:
         """Runs the first layer up to its attention."""
         normed = self._operations.norm(x, self._weights.layers[0].input_norm, self._config.rms_norm_eps)
         return self._begin(0, normed, turn, plan)
-
-    def _between(self, index: int, x: Tensor, attended: Tensor, turn: Turn, plan: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Runs from a layer's attention to that of the next layer."""
-        return self._begin(index + 1, self._end(index, x, attended), turn, plan)
 
     def _begin(self, index: int, normed: Tensor, turn: Turn, plan: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Runs a layer up to its attention. Returns q, k and v, [T, heads or kv_heads, head_dim]."""
@@ -162,9 +155,27 @@ class Decoder:
         self._attention.write(plan, index, k, v)
         return q, k, v
 
-    def _end(self, index: int, x: Tensor, attended: Tensor) -> Tensor:
-        """Runs a layer from its attention on: adds to x, and returns the output of the norm after the layer."""
-        layer, operations, eps = self._weights.layers[index], self._operations, self._config.rms_norm_eps
-        normed = operations.add_norm(x, layer.attention.end(attended), layer.mlp_norm, eps)
-        fed = layer.mlp.forward(normed, operations)
-        return operations.add_norm(x, fed, self._norms_after[index], eps)
+    def _end(self, index: int, x: Tensor, attended: Tensor, then: Callable[[Tensor], Rows]) -> Rows:
+        """Runs a layer from its attention on: adds to x, and returns what `then` makes of the output of the norm after
+        the layer. An MLP that groups rows takes all of them at once.
+        """
+        mlp, operations = self._weights.layers[index].mlp, self._operations
+        if not mlp.groups_rows:
+            return self._by_rows(
+                x, lambda: then(self._add(index, x, mlp.forward(self._end_attention(index, x, attended), operations)))
+            )
+        fed = mlp.forward(self._by_rows(x, partial(self._end_attention, index, x, attended)), operations)
+        return self._by_rows(x, lambda: then(self._add(index, x, fed)))
+
+    def _end_attention(self, index: int, x: Tensor, attended: Tensor) -> Tensor:
+        """Runs a layer from its attention to its MLP: adds to x, and returns the output of the norm before the MLP."""
+        layer = self._weights.layers[index]
+        return self._operations.add_norm(x, layer.attention.end(attended), layer.mlp_norm, self._config.rms_norm_eps)
+
+    def _add(self, index: int, x: Tensor, fed: Tensor) -> Tensor:
+        """Adds an MLP's output to x, and returns the output of the norm after the layer."""
+        return self._operations.add_norm(x, fed, self._norms_after[index], self._config.rms_norm_eps)
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x

@@ -21,7 +21,8 @@ _OF_ANY_VALUE = {
         "activation_dropout", "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "classifier_dropout",
         "dropout", "embd_pdrop", "ffn_dropout", "gradient_checkpointing", "hidden_dropout", "hidden_dropout_prob",
         "init_std", "initializer_factor", "initializer_range", "label_smoothing", "layerdrop", "loss_type",
-        "neftune_noise_alpha", "output_router_logits", "resid_pdrop", "residual_dropout", "use_recompute",
+        "neftune_noise_alpha", "output_router_logits", "resid_pdrop", "residual_dropout", "router_aux_loss_coef",
+        "router_jitter_noise", "use_recompute",
     },
     "the same numbers, computed in another order or kept in another way": {
         "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal",

@@ -1,7 +1,7 @@
 """The numbers that describe a model of any architecture, as config.json has them."""
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Self
 
 from services.engine.models.rope_settings import Rope
@@ -36,7 +36,11 @@ class Shard:
     @property
     def intermediate(self) -> range:
         """Returns the columns between the two products of an MLP."""
-        return _nth_part(self.rank, self.size, self.whole.intermediate_size)
+        return self.part(self.whole.intermediate_size)
+
+    def part(self, length: int) -> range:
+        """Returns the rank's places of so many, which the ranks share evenly."""
+        return _nth_part(self.rank, self.size, length)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,10 +106,13 @@ class ModelConfig:
         )
 
     def described(self) -> dict[str, object]:
-        """Returns the numbers of the whole model by their names, for digests. Every rank's are the same."""
-        numbers = asdict(self.whole)
-        del numbers["sharded"]
-        return numbers
+        """Returns the numbers of the whole model by their names, for digests. Every rank's are the same.
+
+        Numbers at their defaults are left out, so that a field that is new leaves the digests of other models as they
+        were.
+        """
+        defaults = {field.name: field.default for field in fields(self.whole)}
+        return {name: number for name, number in asdict(self.whole).items() if number != defaults[name]}
 
 
 def _nth_part(index: int, parts: int, length: int) -> range:

@@ -32,6 +32,10 @@ class Mlp(Protocol):
         """Returns True if kernels compute all products: see `Operations.by_rows`."""
 
     @property
+    def groups_rows(self) -> bool:
+        """Returns True if it sorts a step's tokens into groups, so that it takes all of them at once: not by rows."""
+
+    @property
     def width(self) -> int:
         """Returns how many numbers the widest row has that it makes."""
 
@@ -52,6 +56,11 @@ class GatedMlp:
         """Returns True if kernels compute both products."""
         return self.gate_up.is_kernel and self.down.is_kernel
 
+    @property
+    def groups_rows(self) -> bool:
+        """Returns False: each token goes the same way."""
+        return False
+
     def forward(self, x: Tensor, operations: Operations) -> Tensor:
         """Maps [T, hidden] to [T, hidden]."""
         return self.down(self.gate_up.gated(x, operations.silu_mul))
@@ -68,6 +77,11 @@ class ReluMlp:
     @property
     def is_kernels(self) -> bool:
         """Returns False: no kernel computes the ReLU."""
+        return False
+
+    @property
+    def groups_rows(self) -> bool:
+        """Returns False: each token goes the same way."""
         return False
 
     def forward(self, x: Tensor, operations: Operations) -> Tensor:

@@ -17,6 +17,8 @@ from services.engine.models.checkpoint import Checkpoint
 from services.engine.models.config import FAMILIES
 from services.engine.models.decoder import Decoder
 from services.engine.models.dummy import DummyTensors
+from services.engine.models.expert_tensors import MIXTRAL, QWEN
+from services.engine.models.experts import load_experts
 from services.engine.models.gguf_stored import gguf_weights
 from services.engine.models.gguf_tensors import GgufTensors
 from services.engine.models.linear import MakeProduct
@@ -45,6 +47,9 @@ def decoder(parts: LayerParts) -> Architecture:
 
 ARCHITECTURES = {
     **dict.fromkeys(FAMILIES, decoder(LayerParts())),
+    "MixtralForCausalLM": decoder(LayerParts(mlp=partial(load_experts, MIXTRAL))),
+    "Qwen2MoeForCausalLM": decoder(LayerParts(mlp=partial(load_experts, QWEN))),
+    "Qwen3MoeForCausalLM": decoder(LayerParts(mlp=partial(load_experts, QWEN))),
     "OPTForCausalLM": Architecture(load_opt, Opt),
 }
 

@@ -61,16 +61,16 @@ class Rope:
     scaling: Scaling | None = None
 
 
-def parse_rope(raw: ConfigSettings, max_position_embeddings: int) -> Rope:
+def parse_rope(raw: ConfigSettings, max_position_embeddings: int, default_theta: float = 10000.0) -> Rope:
     """Returns the parameters that config.json's settings describe. Raises ModelError."""
     sections = [raw.section(name) for name in ("rope_scaling", "rope_parameters")]
-    ropes = [_parse(raw, section, max_position_embeddings) for section in sections if section]
+    ropes = [_parse(raw, section, max_position_embeddings, default_theta) for section in sections if section]
     if len(set(ropes)) > 1:  # libraries differ in which they take
         raise ModelError("config.json: rope_scaling and rope_parameters differ: remove one of them")
-    return ropes[0] if ropes else _parse(raw, sections[0], max_position_embeddings)
+    return ropes[0] if ropes else _parse(raw, sections[0], max_position_embeddings, default_theta)
 
 
-def _parse(raw: ConfigSettings, section: ConfigSettings, max_position_embeddings: int) -> Rope:
+def _parse(raw: ConfigSettings, section: ConfigSettings, max_position_embeddings: int, default_theta: float) -> Rope:
     """Returns the parameters of one of the two objects; what it does not have may lie beside it."""
     for settings in (raw, section):
         if settings.number("partial_rotary_factor", 1.0) != 1.0:
@@ -80,7 +80,7 @@ def _parse(raw: ConfigSettings, section: ConfigSettings, max_position_embeddings
     if kind not in _KINDS:
         key = "type" if kind == older else "rope_type"
         raise section.refusal(key, f"is not supported (supported: {', '.join(_KINDS)})")
-    theta = section.number("rope_theta", raw.number("rope_theta", 10000.0))
+    theta = section.number("rope_theta", raw.number("rope_theta", default_theta))
     return Rope(theta, _KINDS[kind](section, raw.integer(_CONTEXT, max_position_embeddings)))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from services.engine.models.grouped_mlp import ExpertWeights, GroupedMlp, Swiglu
 from services.engine.models.kv_scales import is_kv_scale
 from services.engine.models.linear import Linear, MakeProduct
 from services.engine.models.model_config import ModelConfig
@@ -48,10 +49,24 @@ class Tensors:
 
         Fewer and larger products are faster.
         """
-        weight = self._rows([f"{name}.weight" for name in names])
-        own_biases = [f"{name}.bias" for name in names if bias and self._share(f"{name}.bias") is not None]
-        biases = self._rows(own_biases) if own_biases else None
+        weight = self.rows(*(f"{name}.weight" for name in names))
+        own_biases = [f"{name}.bias" for name in names if bias and self.has(f"{name}.bias")]
+        biases = self.rows(*own_biases) if own_biases else None
         return Linear(weight, biases, fused=self._fused, make_product=self._make_product)
+
+    def router(self, *names: str, bias: bool, wide: bool) -> Linear:
+        """Makes the product of a router of experts, of rows like those of `linear`. It never uses `make_product`.
+
+        wide: the product is float32.
+        """
+        weight = self.rows(*(f"{name}.weight" for name in names))
+        biases = self.rows(*(f"{name}.bias" for name in names)) if bias else None
+        dtype = torch.float32 if wide else self.dtype
+        return Linear(weight.to(dtype), None if biases is None else biases.to(dtype), fused=self._fused)
+
+    def grouped_mlp(self, num_experts: int, read: Callable[[int], ExpertWeights], swiglu: Swiglu | None) -> GroupedMlp:
+        """Makes the MLPs of a layer's experts: see `GroupedMlp`."""
+        return GroupedMlp(num_experts, read, swiglu, fused=self._fused, make_product=self._make_product)
 
     def head(self, embedding: Tensor, *, tied: bool) -> Linear:
         """Makes the output layer, of the embedding itself if they are tied. It never uses `make_product`."""
@@ -64,9 +79,13 @@ class Tensors:
         tensor = self._read(name)
         return tensor.clone() if self._source.lends else tensor
 
-    def _rows(self, names: list[str]) -> Tensor:
-        """Reads the rows of these, one below the other."""
+    def rows(self, *names: str) -> Tensor:
+        """Reads the rows of these tensors, or a rank's share of them, one below the other."""
         return self.vector(names[0]) if len(names) == 1 else torch.cat([self._read(name) for name in names])
+
+    def has(self, name: str) -> bool:
+        """Returns False for a tensor that is another rank's."""
+        return self._share(name) is not None
 
     def _read(self, name: str) -> Tensor:
         share = self._share(name)

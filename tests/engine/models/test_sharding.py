@@ -15,6 +15,7 @@ from torch import Tensor
 
 from services.engine.models.architectures import num_parameters, parse_model_config, shapes_of
 from services.engine.models.dummy import DummyTensors, dummy_id
+from services.engine.models.grouped_mlp import GroupedMlp
 from services.engine.models.kv_scales import read_kv_scales
 from services.engine.models.linear import Linear
 from services.engine.models.model_config import ModelConfig
@@ -36,6 +37,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"num_key_value_heads": 4}),
     "qwen2": ("qwen2", {}),
     "qwen3-biases": ("qwen3", {"attention_bias": True}),
+    "mixtral": ("mixtral", {"num_local_experts": 3}),
+    "qwen2-moe-dense-first": ("qwen2_moe", {"mlp_only_layers": [0]}),
     "opt": ("opt", {"tie_word_embeddings": True}),
     "opt-norm-after-projected": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
     "opt-no-bias": ("opt", {"enable_bias": False}),
@@ -55,6 +58,10 @@ def by_place(weights: object, place: str = "") -> Iterator[tuple[str, Held]]:
     """All tensors of a model's weights with their biases, by the names of fields that lead to them."""
     if isinstance(weights, Linear):
         yield place, held(weights)
+    elif isinstance(weights, GroupedMlp):
+        for expert, products in enumerate(zip(weights._gate_ups, weights._downs, strict=True)):
+            for name, product in zip(("gate_up", "down"), products, strict=True):
+                yield f"{place}.{expert}.{name}", held(product)
     elif isinstance(weights, Tensor):
         yield place, (weights, None)
     elif isinstance(weights, tuple):
@@ -72,11 +79,11 @@ def load(source: TensorSource, config: ModelConfig) -> dict[str, Held]:
     return dict(by_place(weights))
 
 
-def rows_of(place: str, config: ModelConfig) -> list[int]:
-    """The rows of each of the matrices that are one below the other."""
+def rows_of(place: str, config: ModelConfig, rows: int) -> list[int]:
+    """The rows of each of the matrices that are one below the other, of so many in all."""
     if place == "qkv":
         return [heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
-    return [config.intermediate_size] * (2 if place == "gate_up" else 1)
+    return [rows // 2] * 2 if place == "gate_up" else [rows]
 
 
 def assert_shared_out(source: TensorSource, config: ModelConfig, size: int) -> None:
@@ -109,8 +116,8 @@ def assert_shared_out(source: TensorSource, config: ModelConfig, size: int) -> N
 
 def assert_stacked(name: str, parts: list[Tensor], whole: Tensor, config: ModelConfig) -> None:
     size = len(parts)
-    cut = [part.split(rows_of(name, config.shard(rank, size))) for rank, part in enumerate(parts)]
-    for index, expected in enumerate(whole.split(rows_of(name, config))):
+    cut = [part.split(rows_of(name, config.shard(rank, size), len(part))) for rank, part in enumerate(parts)]
+    for index, expected in enumerate(whole.split(rows_of(name, config, len(whole)))):
         found = [matrices[index] for matrices in cut]
         copies = sum(map(len, found)) // len(expected)  # of each KV head, if there are fewer than ranks
         assert copies == (1 if name != "qkv" or index == 0 else max(1, size // config.num_kv_heads))

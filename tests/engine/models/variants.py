@@ -33,7 +33,9 @@ _PROMPT, _NUM_TOKENS, _TOLERANCE = 40, 6, 1e-4  # tokens, tokens, log-probabilit
 _SHAPES = {  # settings that the tensors are shaped by
     "ffn_dim", "head_dim", "hidden_size", "intermediate_size", "max_position_embeddings", "num_attention_heads",
     "num_hidden_layers", "num_key_value_heads", "vocab_size", "word_embed_proj_dim", "attention_bias", "mlp_bias",
-    "enable_bias", "_remove_final_layer_norm", "do_layer_norm_before", "layer_norm_elementwise_affine",
+    "qkv_bias", "num_experts", "num_local_experts", "moe_intermediate_size", "shared_expert_intermediate_size",
+    "decoder_sparse_step", "mlp_only_layers", "enable_bias", "_remove_final_layer_norm", "do_layer_norm_before",
+    "layer_norm_elementwise_affine",
 }  # fmt: skip
 _SET = {  # values of settings whose default says nothing of their type
     "architectures": ["GPT2LMHeadModel"],
@@ -120,6 +122,14 @@ INTERESTING: tuple[tuple[str, Any], ...] = (
     ("no_rope_layers", [0, 1]),
     ("dual_chunk_attention_config", {"chunk_size": 16}),
     ("num_experts", 4),
+    ("num_experts_per_tok", 1),
+    ("norm_topk_prob", True),
+    ("router_jitter_noise", 0.5),
+    ("decoder_sparse_step", 2),
+    ("mlp_only_layers", [1]),
+    ("swiglu_limit", 7.0),
+    ("n_shared_experts", 1),
+    ("routed_scaling_factor", 2.0),
     ("transformers.js_config", {"dtype": "q4"}),
     ("unsloth_version", "2025.1"),
     ("auto_map", {"AutoConfig": "other.Config"}),

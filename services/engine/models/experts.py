@@ -1,0 +1,130 @@
+"""Mixture of experts as the MLP of a layer: a router, the experts, and one that every token takes in some families.
+
+y = sum over the token's experts of weight * expert(x)  [+ sigmoid(x g) * shared(x), or + shared(x)]
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from services.engine.kernels.base import Operations
+from services.engine.models.config import DecoderConfig, layer_prefix
+from services.engine.models.expert_tensors import ExpertNames
+from services.engine.models.experts_config import Experts
+from services.engine.models.grouped_mlp import ExpertWeights, GroupedMlp, Swiglu
+from services.engine.models.linear import Linear
+from services.engine.models.parts import GatedMlp, Mlp, load_gated_mlp
+from services.engine.models.routing import route
+from services.engine.models.tensors import Tensors
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Router:
+    """The choice of each token's experts (Shazeer et al. 2017, arXiv 1701.06538)."""
+
+    logits: Linear  # hidden -> experts, and behind them the shared expert's gate if it has one
+    correction: Tensor | None  # float32[experts]
+    experts: Experts
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Returns experts and weights as `route` does, of x [T, hidden], and the logit of the shared expert's gate,
+        [T, 1], None if it has none.
+        """
+        experts = self.experts
+        logits = self.logits(x.to(torch.float32) if experts.wide_logits else x)
+        chosen, weights = route(logits[:, : experts.num_experts], experts, self.correction)
+        return chosen, weights, logits[:, experts.num_experts :] if experts.shared_gate else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertsMlp:
+    """`Mlp` of experts."""
+
+    router: Router
+    experts: GroupedMlp
+    shared: GatedMlp | None
+    width: int
+
+    @property
+    def is_kernels(self) -> bool:
+        """Returns True if kernels compute all products."""
+        return self.experts.is_kernel and self.router.logits.is_kernel and (not self.shared or self.shared.is_kernels)
+
+    @property
+    def groups_rows(self) -> bool:
+        """Returns True: an expert's weights are read once for all of its tokens."""
+        return True
+
+    def forward(self, x: Tensor, operations: Operations) -> Tensor:
+        """Maps [T, hidden] to [T, hidden]."""
+        chosen, weights, gate = self.router(x)
+        y = self.experts(x, chosen, weights, operations.silu_mul)
+        if self.shared is None:
+            return y
+        shared = self.shared.forward(x, operations)
+        return y + (shared if gate is None else gate.sigmoid() * shared)
+
+
+def load_experts(names: ExpertNames, tensors: Tensors, config: DecoderConfig, layer: int) -> Mlp:
+    """Reads the MLP of a layer, which has experts or is one of the dense layers between. Raises ModelError."""
+    experts = config.experts
+    if experts is None or layer not in experts.layers:
+        return load_gated_mlp(tensors, config, layer)
+    prefix = layer_prefix(layer)
+    shared = None
+    if experts.shared_size:
+        gate, up, down = (f"{prefix}{name}" for name in names.of_shared())
+        shared = GatedMlp(tensors.linear(gate, up, bias=False), tensors.linear(down, bias=False), experts.shared_size)
+    read = _read_in_one(names, tensors, config, prefix) if names.in_one_tensor else _read_each(names, tensors, prefix)
+    swiglu = None if experts.swiglu_limit is None else Swiglu(experts.swiglu_limit, experts.swiglu_alpha)
+    return ExpertsMlp(
+        router=_load_router(names, tensors, experts, prefix),
+        experts=tensors.grouped_mlp(experts.num_experts, read, swiglu),
+        shared=shared,
+        width=max(experts.intermediate_size, experts.shared_size),
+    )
+
+
+def _load_router(names: ExpertNames, tensors: Tensors, experts: Experts, prefix: str) -> Router:
+    parts = [names.router, *([names.shared_gate] if experts.shared_gate else [])]
+    correction = tensors.vector(f"{prefix}{names.correction}").to(torch.float32) if experts.corrected else None
+    logits = tensors.router(*(f"{prefix}{name}" for name in parts), bias=experts.biases, wide=experts.wide_logits)
+    return Router(logits, correction, experts)
+
+
+def _read_each(names: ExpertNames, tensors: Tensors, prefix: str) -> Callable[[int], ExpertWeights]:
+    """Returns what reads an expert from tensors of its own."""
+
+    def read(expert: int) -> ExpertWeights:
+        gate, up, down = (f"{prefix}{name}.weight" for name in names.of_expert(expert))
+        return ExpertWeights(tensors.rows(gate, up), tensors.rows(down), None, None)
+
+    return read
+
+
+def _read_in_one(
+    names: ExpertNames, tensors: Tensors, config: DecoderConfig, prefix: str
+) -> Callable[[int], ExpertWeights]:
+    """Returns what reads an expert from the tensors of all experts, in which gates and ups take turns."""
+    assert config.experts is not None
+    width, rank = config.experts.intermediate_size, 0 if config.sharded is None else config.sharded.rank
+    of_all = f"{prefix}{names.experts}."
+    gate_ups, gate_up_biases = (tensors.vector(f"{of_all}{name}") for name in ("gate_up_proj", "gate_up_proj_bias"))
+    downs, bias = tensors.vector(f"{of_all}down_proj"), f"{of_all}down_proj_bias"
+    down_biases = tensors.vector(bias) if tensors.has(bias) else None
+
+    def apart(turns: Tensor) -> Tensor:
+        """Returns this rank's gates, then its ups, [2 * width, ...]."""
+        return torch.cat([turns[2 * rank * width + first : 2 * (rank + 1) * width : 2] for first in (0, 1)])
+
+    def read(expert: int) -> ExpertWeights:
+        return ExpertWeights(
+            gate_up=apart(gate_ups[expert].T),
+            down=downs[expert].T.contiguous(),
+            gate_up_bias=apart(gate_up_biases[expert]),
+            down_bias=None if down_biases is None else down_biases[expert],
+        )
+
+    return read
