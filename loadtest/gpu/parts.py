@@ -5,6 +5,7 @@ left out with a note that names it:
 
     compile, card, decode, prefill, cascade    safetensors
     check                                      nothing else
+    experts                                    nothing else
     handoff, interference                      safetensors, psutil, structlog, orjson, redis, grpcio,
                                                grpcio-health-checking, protobuf (7.35 or later); nixl, without which KV
                                                moves over gRPC and the records say so
@@ -86,6 +87,13 @@ def _cascade(bench: "Bench") -> Iterator[Found]:
     yield from cascade.measure(bench.model(LARGE))
 
 
+def _experts(bench: "Bench") -> Iterator[Found]:
+    from loadtest.gpu import experts
+
+    bench.free_model()
+    yield from experts.measure(bench.card, bench.device.torch)
+
+
 def _handoff(bench: "Bench") -> Iterator[Found]:
     from loadtest.gpu import handoff
 
@@ -107,7 +115,7 @@ def _peer(bench: "Bench") -> Iterator[Found]:
 
 
 _CHECKS = (
-    *(partial(_check, family, 0) for family in ("rows", "rotary", "fp8_linear", "sampling")),
+    *(partial(_check, family, 0) for family in ("rows", "rotary", "fp8_linear", "experts", "sampling")),
     *(partial(_check, "attention", seed) for seed in _SEEDS),
 )
 _COMPILED = tuple(partial(_compile, name, kv_dtype) for name in SHAPES for kv_dtype in _KV_DTYPES)
@@ -119,6 +127,7 @@ PARTS = {
     "decode": Part("decode steps against the memory floor", (partial(_decode, LARGE),)),
     "prefill": Part("prompts against the matrix rate", (partial(_prefill, LARGE),)),
     "cascade": Part("decoding behind a shared prefix", (_cascade,)),
+    "experts": Part("a layer's experts against the copy bandwidth and the matrix rate", (_experts,)),
     "handoff": Part("a handoff between two processes on one card", (_handoff,)),
     "interference": Part("streams while long prompts arrive, two processes on one card", (_interference,)),
     "peer": Part("transformers on the same card", (_peer,)),

@@ -4,7 +4,7 @@ import pytest
 
 from tests.gpu.compiled import Compiled, compile_all
 
-MODULES = [f"tests.gpu.variants.{name}" for name in ("attention", "rows", "sampling")]
+MODULES = [f"tests.gpu.variants.{name}" for name in ("attention", "experts", "rows", "sampling")]
 ROWS = ("add_norm", "silu_mul", "quantize_rows", "rotate_and_store", "store_kv 128")
 
 
@@ -58,6 +58,15 @@ def test_prompts_are_multiplied_by_hoppers_matrix_units(compiled):
     prefill = [kernel for kernel in compiled if "prefill" in kernel.name]
     assert len(prefill) == 4
     assert all(kernel.has("HGMMA") for kernel in prefill)
+
+
+@pytest.mark.long
+def test_experts_of_prompts_are_multiplied_by_hoppers_matrix_units(compiled):
+    products = [kernel for kernel in compiled if kernel.name.endswith(("gate_up_kernel", "down_kernel"))]
+    assert len(products) == 8
+    for kernel in products:
+        assert kernel.has("LDGSTS.128"), kernel
+        assert kernel.has("HMMA" if kernel.name.startswith("16 rows") else "HGMMA"), kernel
 
 
 @pytest.mark.long

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from loadtest.gpu import cascade, correctness, decode, peer, prefill, warm_up
+from loadtest.gpu import cascade, correctness, decode, experts, peer, prefill, warm_up
 from loadtest.gpu.bench_model import FP8, BenchModel, load
 from loadtest.gpu.card import Card
 from loadtest.gpu.shapes import LLAMA_3_8B, OPT_125M
+from services.engine.kernels.gpu.routing import Choice
 from services.engine.runner.gpu.device import CudaDevice, HostDevice
 from tests.loadtest.tiny_shapes import TINY_LLAMA
 from tests.machine import NO_GPU, needs
@@ -53,6 +54,20 @@ def test_kv_that_does_not_fit_is_skipped_with_its_size_and_tried_in_fp8(model: B
     assert "step_ms" not in skipped
     assert (fp8["kv"], fp8["kv_gib"]) == ("float8_e4m3fn", skipped["kv_gib"] / 2)
     assert fp8["step_ms"] > 0
+
+
+def test_experts_read_each_that_was_chosen_once(model: BenchModel) -> None:
+    layer = experts.Layer("tiny", Choice(4, 4), 32, 16)  # all of them, whatever the logits are
+
+    def seconds_of(body: Callable[[], object]) -> float:
+        body()
+        return 1e-3
+
+    row: Any
+    (row,) = experts.measure(CARD, model.device.torch, [layer], [3], seconds_of)
+    assert (row["layer"], row["tokens"], row["experts"], row["us"]) == ("tiny", 3, 4, 1000)
+    assert row["of_copy_bandwidth"] == pytest.approx(4 * 3 * 32 * 16 * 2 / 1e-3 / 1e9)
+    assert row["of_matrix_rate"] == pytest.approx(2 * 3 * 4 * 3 * 32 * 16 / 1e-3 / 1e12)
 
 
 def test_cells_with_a_budget_come_first_and_none_is_longer_than_the_model() -> None:
