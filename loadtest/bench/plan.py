@@ -16,6 +16,8 @@ from loadtest.bench.script import Seed, Workload
 from loadtest.bench.settings import EndpointName, Settings
 from loadtest.bench.slo import Slo, read_slo
 from loadtest.bench.workloads.chosen import Chosen, choose
+from loadtest.bench.workloads.conversations import Conversations
+from loadtest.bench.workloads.sharegpt import ShareGpt
 from loadtest.bench.workloads.trace import Trace
 from loadtest.cannot_run import CannotRun
 from loadtest.http_stream import Address
@@ -39,6 +41,13 @@ class Plan:
     def workload(self) -> Workload:
         """The requests that are measured."""
         return self.chosen.workload
+
+    @property
+    def unit(self) -> str:
+        """What is sent at a rate, and what has a place of --concurrency: one script, in a word for reports."""
+        workload = self.workload
+        of_turns = isinstance(workload, Conversations | ShareGpt) and workload.turns > 1
+        return "conversations" if of_turns else "requests"
 
     @property
     def is_valid(self) -> Callable[[str], bool] | None:
@@ -65,7 +74,7 @@ class Plan:
         )
 
     def arrivals(self, rate: float, number: int | None, seed: Seed) -> Iterator[float]:
-        """Times at a rate, with the burstiness of the settings."""
+        """Times of scripts at a rate, with the burstiness of the settings."""
         random = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_OF_ARRIVALS,)))
         return arrivals(rate, self.settings.burstiness or 1.0, number, random)
 
@@ -77,7 +86,7 @@ class Plan:
         bursts = "" if settings.burstiness is None else f", burstiness {settings.burstiness:g}"
         at_most = "" if settings.concurrency is None else f", at most {settings.concurrency} at a time"
         if settings.rate is not None:
-            return f"{settings.rate:g} requests/s{bursts}{at_most}"
+            return f"{settings.rate:g} {self.unit}/s{bursts}{at_most}"
         if settings.concurrency is not None:
             return f"{settings.concurrency} at a time"
         return "the trace's times" if isinstance(self.workload, Trace) else "all at once"

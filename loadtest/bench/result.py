@@ -17,7 +17,9 @@ _LARGEST_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One run of a search for the highest rate. rate: None: all at once; keeps: enough requests kept the SLO."""
+    """One run of a search for the highest rate. rate: of requests, or of conversations of several, a second; None: all
+    at once. keeps: enough requests kept the SLO.
+    """
 
     rate: float | None
     keeps: bool

@@ -176,8 +176,8 @@ class Settings:
     rate: Annotated[
         float | None,
         Flag(
-            help="Requests a second, at random times (Poisson), whether or not earlier ones were answered. Default: "
-            "all at once; of a trace at its times.",
+            help="Requests a second, or conversations where these have several turns, at random times (Poisson), "
+            "whether or not earlier ones were answered. Default: all at once; of a trace at its times.",
             min=0.001,
             panel="Arrivals",
         ),

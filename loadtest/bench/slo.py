@@ -10,6 +10,7 @@ from loadtest.cannot_run import CannotRun
 
 _TIME = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(ms|s)?")
 _NAMES = ("ttft", "tpot", "itl", "e2e")
+ATTAINMENT = 0.99  # the share of requests that has to keep an SLO, where nobody says another
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,9 @@ import pytest
 import typer
 
 from loadtest.bench.command import command_words
+from loadtest.bench.plan import make_plan
+from loadtest.bench.runner import Runner, Target
+from loadtest.bench.search import Search
 from loadtest.bench.settings import Settings
 from services.cli.commands import app
 from services.config.option import Refusal
@@ -140,6 +143,25 @@ def test_a_search_without_a_first_rate_begins_at_half_of_what_is_answered(
     assert capfd.readouterr().err.splitlines()[-1].startswith("no rate was found at which 99.0%")
 
 
+def test_rates_of_conversations_count_conversations(
+    server: BenchServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The first rate is half of the conversations that are answered a second, not of their requests."""
+    search = ("--find-rate", "--slo", "ttft=60s", "--steps", "1", "--step-seconds", "1", "--warmup", "0")
+    talks = ("--workload", "conversations", "--turns", "4", "--input", "2", "--output", "1")
+    numbers = result_of(server, tmp_path / "r.json", *search, *talks)
+    at_once, step = numbers["steps"]
+    assert at_once["report"]["requests"] == 256
+    assert step["rate"] == pytest.approx(at_once["report"]["requests_per_s"] / 4 / 2)
+    assert step["report"]["requests"] == 4 * max(round(step["rate"]), 20)
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[0] == "step 0: 64 conversations at once"
+    assert re.fullmatch(r"step 1: \d+ conversations at .* a second", lines[2])
+    assert lines[-1].endswith(" conversations/s")
+    fixed = result_of(server, tmp_path / "r.json", *talks, "--rate", "100", "--requests", "3", "--warmup", "0")
+    assert fixed["facts"]["arrivals"] == "100 conversations/s"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_is_stopped_prints_and_writes_what_there_is(
     server: BenchServer, tmp_path: Path, number: signal.Signals
@@ -173,6 +195,32 @@ def test_a_search_that_is_stopped_has_what_there_is(server: BenchServer, tmp_pat
     assert numbers["steps"] == []  # none is complete
     assert 0 < numbers["requests"] < 100
     assert numbers["facts"]["arrivals"] == "the highest rate that keeps ttft 60000 ms"
+
+
+def test_a_search_that_is_stopped_in_the_warm_up_says_that_nothing_was_measured(
+    server: BenchServer, tmp_path: Path
+) -> None:
+    server.gap_s = 0.02
+    search = ("--find-rate", "--slo", "ttft=60s", "--rate", "20", "--output", "1000", "--warmup", "2")
+    with started(server, *search, "--json", str(file := tmp_path / "r.json"), stderr=subprocess.PIPE) as process:
+        while len(server.bodies) < 2:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert err.decode().startswith("stopped: no rate was found at which 99.0%")
+    numbers = json.loads(file.read_text())
+    assert (numbers["steps"], numbers["requests"], numbers["unfinished"]) == ([], 0, 0)
+    assert len(server.bodies) == 2
+
+
+async def test_a_search_that_is_stopped_before_its_first_step_has_no_step(server: BenchServer) -> None:
+    plan = make_plan(Settings(url=server.url, find_rate=True, slo="ttft=1s"))
+    runner = Runner(Target(plan.address, plan.endpoint("m"), slo=plan.slo))
+    runner.stop()
+    measured, steps = await Search(plan, runner, print).run()
+    assert (measured.report.requests, steps, server.bodies) == (0, [], [])
 
 
 def test_a_terminal_shows_progress_and_percentiles(server: BenchServer) -> None:

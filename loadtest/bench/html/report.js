@@ -68,7 +68,7 @@ function load(colour, figure) {
       if (!points.length) continue;
       traces.push({
         x: points.map((point) => point.output_tokens_per_s), y: points.map((point) => point[figure][percentile]),
-        text: points.map((point) => point.rate === null ? "" : `at ${Number(point.rate.toPrecision(3))} requests/s, `),
+        text: points.map((point) => point.rate === null ? "" : `at a rate of ${Number(point.rate.toPrecision(3))}/s, `),
         name: `${run.label}, ${percentile}`, mode: points.length > 1 ? "lines+markers" : "markers",
         line: { color: ink, width: 1.5, dash }, hovertemplate: `%{text}%{x:.4~g} tokens/s: %{y:.4~g} ms<extra>%{fullData.name}</extra>`,
         marker: {
