@@ -20,7 +20,7 @@ from loadtest.bench import access
 from loadtest.bench.drive import Pacing
 from loadtest.bench.endpoints import Common, Completions
 from loadtest.bench.lengths import Lengths
-from loadtest.bench.prompts import HIGHEST_TOKEN_ID, TokenIds
+from loadtest.bench.prompts import HIGHEST_TOKEN_ID, LOWEST_TOKEN_ID, TokenIds
 from loadtest.bench.report import Report
 from loadtest.bench.runner import WARM_UP_SEED, Runner, Target
 from loadtest.bench.server import ANSWER_TIMEOUT_S, first_model
@@ -71,10 +71,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _run(options: argparse.Namespace) -> Report:
+    asked, prompts = _workload(options), TokenIds(options.highest_token_id)
     address, admin = (
         access.local_address(url, options.api_key, options.ca) for url in (options.url, options.admin_url)
     )
-    asked, prompts = _workload(options), TokenIds(options.highest_token_id)
     endpoint = Completions(Common(options.model or await first_model(address)))
     runner = Runner(Target(address, endpoint, admin))
     pacing = Pacing(options.concurrency, run_timeout_s=options.timeout)
@@ -95,7 +95,11 @@ def _workload(options: argparse.Namespace) -> RandomLengths:
             (options.output, named.output.longest),
         )
     ]
-    if min(numbers) < 1:
-        raise CannotRun("--requests, --input and --output are at least 1")
+    if min(*numbers, 1 if options.concurrency is None else options.concurrency) < 1:
+        raise CannotRun("--requests, --input, --output and --concurrency are at least 1")
+    if options.timeout <= 0:
+        raise CannotRun("--timeout is above 0")
+    if options.highest_token_id <= LOWEST_TOKEN_ID:
+        raise CannotRun(f"--highest-token-id is above {LOWEST_TOKEN_ID}")
     requests, input, output = numbers
     return RandomLengths(requests, Lengths.fixed(input), Lengths.fixed(output))

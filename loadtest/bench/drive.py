@@ -40,6 +40,9 @@ class Pacing:
     timeout_s: float = 600.0
     run_timeout_s: float | None = None
 
+    def __post_init__(self) -> None:
+        assert self.concurrency is None or self.concurrency >= 1, "without a place nothing would be sent"
+
 
 async def drive(address: Address, endpoint: Endpoint, scripts: Iterable[Script], pacing: Pacing) -> Outcomes:
     """Sends all scripts, and returns the outcomes when the last answer has ended."""
@@ -80,7 +83,7 @@ class Driver:
         self._supply = Supply(scripts, endpoint)
         self._numbers = count()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._places = asyncio.Semaphore(pacing.concurrency) if pacing.concurrency else None
+        self._places = None if pacing.concurrency is None else asyncio.Semaphore(pacing.concurrency)
         self._unread: deque[tuple[Outcome, Answer, int]] = deque()
         self._unread_bytes = 0
         self._began_s = 0.0
@@ -134,15 +137,19 @@ class Driver:
             self._start(group, self._converse_in_place(ready, due_s))
 
     async def _converse_in_place(self, ready: Ready, due_s: float) -> None:
-        """Sends a script once there is a place for it; what it waits for that is no delay of the client."""
+        """Sends a script once there is a place for it; what it waits for that is no delay of the client.
+
+        One whose place comes when the time is over is not sent.
+        """
         if self._places is None:
             return await self._converse(ready, due_s)
-        if self._places.locked():
-            self.outcomes.waited += 1
-            async with self._places:
-                return await self._converse(ready, time.perf_counter())
+        waits = self._places.locked()
+        self.outcomes.waited += waits
         async with self._places:
-            await self._converse(ready, due_s)
+            if not self._may_send():
+                self.outcomes.unsent += 1
+                return
+            await self._converse(ready, time.perf_counter() if waits else due_s)
 
     async def _fill(self, group: asyncio.TaskGroup) -> None:
         """Starts all scripts at once, or as many places as there are, each of which takes one after the other."""

@@ -131,7 +131,8 @@ class Outcomes:
         self.unfinished = 0  # requests that were open when the run was stopped
         self.skipped = 0  # turns of conversations that were not sent: the one before failed, or time was over
         self.without_usage = 0
-        self.waited = 0  # requests, for a place of --concurrency
+        self.waited = 0  # scripts, for a place of --concurrency
+        self.unsent = 0  # scripts of these whose place came when the time was over
         self.num_checked = self.num_valid = 0  # answers whose form was looked at, and those that have it
         self._good = array("d")
         self._failed = array("d")

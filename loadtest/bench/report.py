@@ -69,7 +69,8 @@ class Report:
     errors_by_kind: dict[str, int] | None = None
     unfinished: int = 0  # requests that were open when the run was stopped; they are not in `requests`
     skipped: int = 0  # turns of conversations that were not sent; they are not in `requests`
-    waited: int = 0  # requests of an open loop that waited for a place
+    waited: int = 0  # requests, or conversations, of an open loop that waited for a place
+    unsent: int = 0  # those of `waited` whose place came when the time was over; they are not in `requests`
     without_usage: int = 0  # answers whose tokens are their parts, since the server does not count them
     gaps_sampled: float = 1.0  # of all times between parts, the share that percentiles of ITL are of
     valid: float | None = None  # share of the answers that have the form that was asked for
@@ -113,6 +114,7 @@ def report(
         unfinished=outcomes.unfinished,
         skipped=outcomes.skipped,
         waited=outcomes.waited,
+        unsent=outcomes.unsent,
         without_usage=outcomes.without_usage,
         gaps_sampled=outcomes.gaps.share,
         valid=outcomes.num_valid / outcomes.num_checked if outcomes.num_checked else None,

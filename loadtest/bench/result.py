@@ -57,12 +57,15 @@ def write_result(result: Result, file: Path) -> None:
 
 
 def read_result(file: Path) -> Result:
-    """Reads what `write_result` wrote. Raises CannotRun for any other file."""
+    """Reads what `write_result` wrote. Raises CannotRun for any other file.
+
+    A figure that an older one does not have is what the report says without it.
+    """
     try:
         if file.stat().st_size > _LARGEST_BYTES:
             raise CannotRun(f"{file}: too large for a result of `baton bench`")
         data = json.loads(file.read_text())
-        fields = {field.name: data[field.name] for field in dataclasses.fields(Report)}
+        fields = {field.name: data[field.name] for field in dataclasses.fields(Report) if field.name in data}
         beside = {name: data[name] for name in ("label", "facts", "plots", "steps")}
         if data["format"] != _FORMAT:
             raise CannotRun(f"{file}: it is of another version of `baton bench`")

@@ -89,7 +89,8 @@ def _notes(report: Report) -> list[str]:
     notes = {
         f"{report.unfinished} requests were open when the run was stopped, and count nowhere": report.unfinished,
         f"{report.skipped} turns were not sent: the one before failed, or the time was over": report.skipped,
-        f"{report.waited} requests waited for a place at the client (--concurrency)": report.waited,
+        f"{report.waited} waited for a place at the client (--concurrency)": report.waited,
+        f"{report.unsent} were not sent: the time was over before there was a place (--concurrency)": report.unsent,
         f"{report.without_usage} answers had no usage: their deltas count as tokens": report.without_usage,
         f"percentiles of ITL are of {report.gaps_sampled:.1%} of all times, chosen by chance": report.gaps_sampled < 1,
     }

@@ -82,6 +82,8 @@ async def _run(options: argparse.Namespace) -> tuple[float, list[Record]]:
 
 async def _capacity(address: Address, endpoint: Completions, options: argparse.Namespace, seed: int) -> float:
     """Measures the answers per second of a closed loop. Requests that a server refuses do not count."""
+    if options.concurrency < 1:
+        raise CannotRun("--concurrency is at least 1")
     scripts = _workload(options, 6 * options.concurrency).scripts(seed)
     found = report(await drive(address, endpoint, scripts, Pacing(options.concurrency, run_timeout_s=_DRAIN_S)))
     if (answered := found.requests - found.failed) < 2:

@@ -14,7 +14,9 @@ from loadtest.bench.endpoints import Chat, Common, Completions, Endpoint
 from loadtest.bench.live import Live, Times
 from loadtest.bench.outcomes import Outcomes
 from loadtest.bench.plan import is_json
+from loadtest.bench.report import report
 from loadtest.bench.script import Script, Turn
+from loadtest.bench.summary import summary
 from loadtest.http_stream import Address
 from tests.loadtest.bench_server import BenchServer, serving
 
@@ -82,6 +84,22 @@ async def test_nothing_is_sent_when_the_time_is_over(server: BenchServer) -> Non
     assert outcomes.began_s is not None
     assert outcomes.good.sent_s.max() - outcomes.began_s < 0.5
     assert len(outcomes.good) == len(server.bodies) > 2  # those that were open went on
+
+
+async def test_what_still_waits_for_a_place_when_the_time_is_over_is_not_sent(server: BenchServer) -> None:
+    server.first_s = 0.15
+    pacing = Pacing(arrivals=iter([0.0] * 30), concurrency=2, seconds=0.4)
+    outcomes = await drive(address(server), COMPLETIONS, scripts(30), pacing)
+    assert outcomes.began_s is not None
+    assert outcomes.good.sent_s.max() - outcomes.began_s < 0.4
+    assert 2 <= len(outcomes.good) == len(server.bodies) <= 6
+    assert outcomes.unsent == 30 - len(outcomes.good)
+    assert f"{outcomes.unsent} were not sent: the time was over" in summary(report(outcomes))
+
+
+def test_a_run_has_at_least_one_place() -> None:
+    with pytest.raises(AssertionError):
+        Pacing(concurrency=0)
 
 
 async def test_a_turn_has_the_answers_before_it(server: BenchServer) -> None:

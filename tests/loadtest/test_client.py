@@ -67,6 +67,20 @@ def test_load_is_for_this_machine_only(url: str, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err.startswith(f"loadtest: {url}: ")
 
 
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--concurrency 0", "--concurrency are at least 1"),
+        ("--output -1", "--output and --concurrency are at least 1"),
+        ("--timeout 0", "--timeout is above 0"),
+        ("--highest-token-id 100", "--highest-token-id is above 100"),
+    ],
+)
+def test_a_run_of_nothing_is_refused(option: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(option.split()) == 2
+    assert words in capsys.readouterr().err
+
+
 def test_no_server_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--url", "http://127.0.0.1:1"]) == 2
     assert capsys.readouterr().err.startswith("loadtest: 127.0.0.1:1: ")

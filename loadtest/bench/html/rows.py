@@ -82,7 +82,9 @@ def warnings(report: Report) -> list[str]:
     if report.skipped:
         found.append(f"{report.skipped:,} turns of conversations were not sent.")
     if report.waited:
-        found.append(f"{report.waited:,} requests waited for a place at the client.")
+        found.append(f"{report.waited:,} waited for a place at the client.")
+    if report.unsent:
+        found.append(f"{report.unsent:,} were not sent: the time was over before there was a place at the client.")
     if report.without_usage:
         found.append(f"{report.without_usage:,} answers had no usage: their deltas count as tokens.")
     return found
