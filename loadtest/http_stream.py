@@ -17,6 +17,7 @@ from typing import cast
 
 _SLOW_BUFFER_BYTES = 4096  # of a slow reader's socket
 _LARGEST_BYTES = 64 << 20  # of an answer
+CONNECT_TIMEOUT_S = 10.0  # of `reached`: for a look at a host's name, and for a connection to one IP
 
 
 class HttpError(Exception):
@@ -135,21 +136,30 @@ async def ask(
 
 
 async def reached(address: Address) -> Address:
-    """The address with the IP at which its host takes connections: no request looks for it then. Raises HttpError."""
+    """The address with the IP at which its host takes connections: no request looks for it then. Raises HttpError.
+
+    Looking for the host, and each of its IPs, has `CONNECT_TIMEOUT_S`.
+    """
     error: OSError | None = None
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-        for ip in dict.fromkeys(str(info[4][0]) for info in found):
-            try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            found = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except OSError as unknown:  # a TimeoutError is one
+        raise NoConnection(f"{address.authority}: {_in_words(unknown)}") from unknown
+    for ip in dict.fromkeys(str(info[4][0]) for info in found):
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 transport, _ = await _connected(replace(address, ip=ip), asyncio.Protocol)
-            except OSError as refused:
-                error = refused
-                continue
-            transport.close()
-            return replace(address, ip=ip)
-    except OSError as unknown:
-        error = unknown
-    raise NoConnection(f"{address.authority}: {error}") from error
+        except OSError as refused:
+            error = refused
+            continue
+        transport.close()
+        return replace(address, ip=ip)
+    raise NoConnection(f"{address.authority}: {_in_words(error)}") from error
+
+
+def _in_words(error: OSError | None) -> str:
+    return f"no answer within {CONNECT_TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else str(error)
 
 
 async def _connected(
@@ -232,6 +242,8 @@ def _chunks(raw: bytes, at: int) -> Iterator[tuple[int, int]]:
     while True:
         line_end = raw.index(b"\r\n", at)
         size = int(raw[at:line_end].split(b";")[0], 16)
+        if size < 0:
+            raise ValueError(f"a chunk of {size} bytes")
         if size == 0:
             return
         begin = line_end + 2

@@ -23,7 +23,7 @@ from loadtest.bench.lengths import Lengths
 from loadtest.bench.prompts import HIGHEST_TOKEN_ID, LOWEST_TOKEN_ID, TokenIds
 from loadtest.bench.report import Report
 from loadtest.bench.runner import WARM_UP_SEED, Runner, Target
-from loadtest.bench.server import ANSWER_TIMEOUT_S, first_model
+from loadtest.bench.server import first_model
 from loadtest.bench.summary import summary
 from loadtest.bench.workloads.random_lengths import NAMED, REQUESTS, RandomLengths
 from loadtest.cannot_run import CannotRun
@@ -36,9 +36,6 @@ def main(arguments: list[str]) -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             result = runner.run(_run(options))
-    except TimeoutError:
-        sys.stderr.write(f"loadtest: no answer within {ANSWER_TIMEOUT_S:g} s\n")
-        return 2
     except (CannotRun, HttpError) as error:
         sys.stderr.write(f"loadtest: {error}\n")
         return 2

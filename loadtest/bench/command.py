@@ -49,8 +49,6 @@ def bench(settings: Settings, command: Sequence[str]) -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             result, stopped = runner.run(_run(plan, command, progress))
-    except TimeoutError as error:
-        raise CannotRun("the server does not answer at /v1/models") from error
     except HttpError as error:
         raise CannotRun(str(error)) from error
     sys.stdout.write(summary(result.report) + "\n")

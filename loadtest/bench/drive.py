@@ -206,8 +206,7 @@ class Driver:
             raise
         finally:
             del self.open[number]
-        if outcome.failure is not None:
-            outcome.parts_s = [time.perf_counter()]
+        outcome.ended_s = time.perf_counter()
         self.num_failed += outcome.failure is not None or _is_refusal(answer)
         self.recent.append(asked)
         return outcome, answer
@@ -233,8 +232,7 @@ class Driver:
         self._read(outcome, answer, wants_text=self._is_valid is not None)
 
     def _read(self, outcome: Outcome, answer: Answer, *, wants_text: bool) -> None:
-        if outcome.failure is None:
-            read(answer, outcome, self._endpoint, wants_text=wants_text)
+        read(answer, outcome, self._endpoint, wants_text=wants_text)
         if self._is_valid is not None and outcome.failure is None:
             self.outcomes.num_checked += 1
             self.outcomes.num_valid += self._is_valid(outcome.text)

@@ -42,7 +42,8 @@ class Failure:
 class Outcome:
     """One request. Times are of one monotonic clock, in seconds.
 
-    parts_s: when each part of the answer came, that is each event that stands for a token; of a failure, when it ended.
+    parts_s: when each part of the answer came, that is each event that stands for a token; of a failure, when the first
+    one did, where one did, and when the request ended. ended_s: when its connection did, whatever came.
     due_s: when the request was to be sent; input_tokens: None where the server does not say.
     """
 
@@ -51,6 +52,7 @@ class Outcome:
     output_tokens: int = 0
     failure: Failure | None = None
     due_s: float | None = None
+    ended_s: float = 0.0
     connected_s: float | None = None
     input_tokens: int | None = None
     has_usage: bool = True

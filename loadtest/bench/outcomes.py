@@ -170,7 +170,7 @@ class Outcomes:
 
     @property
     def failed(self) -> Table:
-        """The requests that failed; `last_s` is when the refusal came, where one did."""
+        """The requests that failed; `last_s` is when they ended, and `first_s` the same where no token came before."""
         return _table(self._failed)
 
 

@@ -143,12 +143,15 @@ def _object(text: str | None) -> Mapping[str, Any]:
 
 
 def is_json(text: str) -> bool:
-    """Says whether a text is whole JSON, or several values of it as several calls of tools have them."""
+    """Says whether a text is whole JSON, or several values of it as several calls of tools have them.
+
+    One that is nested deeper than Python's parser goes counts as none.
+    """
     decoder, at, text = json.JSONDecoder(), 0, text.strip()
     while at < len(text):
         try:
             _, at = decoder.raw_decode(text, at)
-        except ValueError:
+        except (ValueError, RecursionError):
             return False
         at += len(text[at:]) - len(text[at:].lstrip())
     return bool(text)

@@ -78,11 +78,11 @@ def _timeline(outcomes: Outcomes, began_s: float) -> Timeline:
     ended_s = np.concatenate([good.last_s, failed.last_s[~np.isnan(failed.last_s)]])
     edges = np.linspace(began_s, max(ended_s.max(), began_s + _SHORTEST_S), _NUM_MOMENTS + 1)
     sent = _until(np.concatenate([good.sent_s, failed.sent_s]), edges)
-    first, last = _until(good.first_s, edges), _until(good.last_s, edges)
-    waiting = sent - first - _until(failed.last_s, edges)
+    first = _until(np.concatenate([good.first_s, failed.first_s]), edges)
+    last = _until(ended_s, edges)
     return Timeline(
         seconds=_rounded(edges - began_s),
-        waiting=waiting.tolist(),
+        waiting=(sent - first).tolist(),
         running=(first - last).tolist(),
         output_tokens_per_s=_rounded(_tokens_per_s(outcomes, edges)),
     )

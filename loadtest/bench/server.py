@@ -14,7 +14,7 @@ _LONGEST = 60
 
 
 async def first_model(address: Address) -> str:
-    """The first model that a server names. Raises HttpError, TimeoutError, and CannotRun where it names none."""
+    """The first model that a server names. Raises HttpError, and CannotRun where it names none."""
     try:
         return str((await _first(address))["id"])
     except (ValueError, KeyError, TypeError, IndexError) as error:
@@ -27,7 +27,7 @@ async def describe(address: Address) -> str:
     for asked in (_owner, _version):
         try:
             found.append(str(await asked(address))[:_LONGEST])
-        except (HttpError, TimeoutError, ValueError, KeyError, TypeError, IndexError):
+        except (HttpError, ValueError, KeyError, TypeError, IndexError):
             continue  # a server need not tell
     return " ".join(found) or "it tells neither name nor version"
 
@@ -45,5 +45,8 @@ async def _first(address: Address) -> Any:
 
 
 async def _get(address: Address, path: str) -> http_stream.Answer:
-    async with asyncio.timeout(ANSWER_TIMEOUT_S):
-        return await http_stream.ask(address, path, None)
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            return await http_stream.ask(address, path, None)
+    except TimeoutError as error:
+        raise HttpError(f"{address.authority} does not answer at {path} within {ANSWER_TIMEOUT_S:g} s") from error

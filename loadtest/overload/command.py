@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             capacity, records = runner.run(_run(options))
-    except (CannotRun, HttpError, TimeoutError) as error:
+    except (CannotRun, HttpError) as error:
         sys.stderr.write(f"loadtest: {error}\n")
         return 2
     sys.stdout.write(f"capacity {capacity:.2f} requests/s at {options.concurrency} at a time, SLO {options.slo:g} s\n")

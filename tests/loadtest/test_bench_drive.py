@@ -1,6 +1,8 @@
 """How scripts are sent: at their times, in their places, turn by turn; and what is kept of answers."""
 
 import asyncio
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -140,6 +142,21 @@ async def test_a_request_that_takes_too_long_has_failed(server: BenchServer) -> 
     assert (outcomes.failures, outcomes.failure_texts) == ({"timed out": 3}, ["not finished after 0.3 s"])
 
 
+async def test_a_request_that_fails_waited_and_ran_as_long_as_it_did(server: BenchServer) -> None:
+    """One streams until its time is over; the other one's connection is closed without a byte."""
+    server.gap_s = 0.05
+    outcomes = await sent(server, scripts(1, 100), timeout_s=0.6)
+    failed = outcomes.failed
+    assert 0 <= failed.ttft_s[0] < 0.4 < 0.6 <= failed.e2e_s[0]
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        closing = threading.Thread(target=lambda: listening.accept()[0].close())
+        closing.start()
+        port = listening.getsockname()[1]
+        failed = (await drive(Address("127.0.0.1", port), COMPLETIONS, scripts(1), Pacing())).failed
+        closing.join()
+    assert failed.sent_s[0] < failed.first_s[0] == failed.last_s[0]
+
+
 async def test_nobody_there_is_an_error_of_its_own_kind() -> None:
     outcomes = await drive(Address("127.0.0.1", 1), COMPLETIONS, scripts(2), Pacing())
     assert outcomes.failures == {"no connection": 2}
@@ -188,7 +205,14 @@ def test_the_text_of_a_chat_is_its_content_or_the_arguments_of_its_calls() -> No
 
 @pytest.mark.parametrize(
     ("text", "is_whole"),
-    [('{"a": [1]}', True), (' {"a": 1}\n{"b": 2} ', True), ("", False), ('{"a"', False), ("{} so", False)],
+    [
+        pytest.param("[" * 100_000, False, id="too deep"),
+        ('{"a": [1]}', True),
+        (' {"a": 1}\n{"b": 2} ', True),
+        ("", False),
+        ('{"a"', False),
+        ("{} so", False),
+    ],
 )
 def test_answers_of_structured_output_are_whole_json(text: str, is_whole: bool) -> None:
     assert is_json(text) == is_whole

@@ -214,6 +214,15 @@ def test_the_points_of_plots_are_those_of_the_outcomes() -> None:
     assert found.gap_map.ms[0] < 1000 < 2000 < found.gap_map.ms[-1]
 
 
+def test_a_request_that_streams_and_then_fails_is_not_drawn_as_one_that_waits() -> None:
+    broken = Outcome(sent_s=0.0, parts_s=[1.0, 3.0], failure=Failure("timed out", "not finished after 3 s"))
+    timeline = plots(Outcomes.of([good(2.0, 4.0), broken])).timeline
+    assert timeline is not None
+    at = {second: timeline.seconds.index(second) for second in (0.5, 1.5, 2.5, 3.5, 4.0)}
+    counts = [(timeline.waiting[place], timeline.running[place]) for place in at.values()]
+    assert counts == [(2, 0), (1, 1), (0, 2), (0, 1), (0, 0)]
+
+
 @pytest.mark.parametrize("number", [1, 5000])
 def test_plots_are_as_large_for_many_requests_as_for_one(number: int) -> None:
     found = plots(Outcomes.of(good(n + 0.5, n + 0.6, sent_s=float(n)) for n in range(number)))

@@ -1,17 +1,23 @@
 """What a client keeps of an answer, and what it says of one that is not whole."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 import pytest
 
+from loadtest import http_stream
+from loadtest.bench import server as bench_server
 from loadtest.bench.drive import Pacing, drive
-from loadtest.bench.endpoints import Common, Completions
+from loadtest.bench.endpoints import Chat, Common, Completions, Endpoint
+from loadtest.bench.outcome import Outcome
 from loadtest.bench.outcomes import Outcomes
+from loadtest.bench.reading import read
 from loadtest.bench.script import Script, Turn
 from loadtest.http_stream import Address, Answer, HttpError, NoConnection, ask, reached
 
+COMPLETIONS = Completions(Common("m"))
 HEAD = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 TOKEN = b'data: {"choices": [{"index": 0, "text": "a"}]}\n\n'
@@ -39,9 +45,9 @@ async def serving(pieces: Sequence[bytes]) -> AsyncIterator[Address]:
         yield Address("127.0.0.1", server.sockets[0].getsockname()[1])
 
 
-async def driven(*pieces: bytes) -> Outcomes:
+async def driven(*pieces: bytes, endpoint: Endpoint = COMPLETIONS) -> Outcomes:
     async with serving(pieces) as address:
-        return await drive(address, Completions(Common("m")), [Script((Turn([1, 2], 2),))], Pacing(timeout_s=10.0))
+        return await drive(address, endpoint, [Script((Turn("said", 2),))], Pacing(timeout_s=10.0))
 
 
 def lines(*pieces: bytes) -> list[tuple[float, bytes]]:
@@ -113,6 +119,42 @@ async def test_an_answer_that_ends_well_may_still_be_none(events: bytes, kind: s
     assert text in outcomes.failure_texts[0]
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        '{"choices": [null, {}]}',
+        '{"choices": ["a"]}',
+        '{"choices": {"0": {}}}',
+        '{"choices": [{"delta": ["a"]}]}',
+        '{"choices": [], "usage": "much"}',
+        '{"choices": [], "usage": {"completion_tokens": "7"}}',
+        '{"choices": [], "usage": {"completion_tokens": -7}}',
+        '{"choices": [], "usage": {"completion_tokens": 7, "prompt_tokens": 1.5}}',
+        pytest.param("[" * 5000, id="too deep"),
+    ],
+)
+async def test_an_odd_event_is_a_failure_of_its_request_alone(event: str):
+    token = b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'
+    events = chunk(f"data: {event}\n\n".encode()) + chunk(token)
+    outcomes = await driven(CHUNKED + events + LAST_CHUNK, endpoint=Chat(Common("m")))
+    assert outcomes.failures == {"broke off": 1}, outcomes.failure_texts
+
+
+@pytest.mark.parametrize("call", ["null", '"f"', '{"function": "f"}', '{"function": ["f"]}'])
+def test_an_odd_call_of_a_tool_is_one_too(call: str):
+    answer = Answer([CHUNKED, chunk(f'data: {{"choices": [{{"delta": {{"tool_calls": [{call}]}}}}]}}\n\n'.encode())])
+    answer.times_s = [0.0, 1.0]
+    read(answer, outcome := Outcome(ended_s=2.0), Chat(Common("m")), wants_text=True)
+    assert outcome.failure is not None
+    assert outcome.failure.kind == "broke off"
+    assert outcome.parts_s == [1.0, 2.0]  # its first part, and its end
+
+
+def test_a_chunk_of_fewer_than_no_bytes_is_no_http():
+    with pytest.raises(HttpError, match="a chunk of -12 bytes"):
+        lines(CHUNKED + chunk(b"0123456\n") + b"-c\r\n0\r\n\r\n")
+
+
 async def test_a_broken_stream_is_an_error_though_tokens_came():
     outcomes = await driven(CHUNKED + chunk(TOKEN) + chunk(TOKEN) + chunk(USAGE))
     assert outcomes.failures == {"broke off": 1}
@@ -138,6 +180,26 @@ async def test_a_host_is_looked_for_once_and_where_somebody_listens():
         assert (await ask(found, "/", None)).body() == b""
     with pytest.raises(NoConnection, match="localhost"):
         await reached(Address("localhost", address.port))
+
+
+async def test_a_host_that_takes_no_connection_is_waited_for_for_some_time_only(monkeypatch: pytest.MonkeyPatch):
+    """Its queue of connections is full, so that Linux leaves further ones without an answer."""
+    monkeypatch.setattr(http_stream, "CONNECT_TIMEOUT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server, ExitStack() as waiting:
+        for _ in range(2):
+            waiting.enter_context(client := socket.socket()).setblocking(False)
+            client.connect_ex(server.getsockname())
+        with pytest.raises(NoConnection, match=r"no answer within 0\.2 s"):
+            await reached(Address("127.0.0.1", server.getsockname()[1]))
+
+
+async def test_a_server_that_is_silent_is_named_with_the_path(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bench_server, "ANSWER_TIMEOUT_S", 0.2)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(HttpError, match=r"does not answer at /v1/models within 0\.2 s"),
+    ):
+        await bench_server.first_model(Address("127.0.0.1", silent.getsockname()[1]))
 
 
 async def test_the_path_has_the_prefix_and_the_header_an_address_of_ipv6_in_brackets():
