@@ -4,6 +4,7 @@ import argparse
 import ipaddress
 import os
 import ssl
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -28,17 +29,41 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def local_address(url: str, api_key: str | None, authority: Path | None) -> Address:
     """The address in a URL of a server on this machine, with what is needed to speak to it. Raises CannotRun."""
-    found = address(url, api_key, authority)
-    if not is_local(found):
+    check_local(url)
+    return address(url, api_key, authority)
+
+
+def check_local(url: str) -> None:
+    """Raises CannotRun where the server of a URL is on another machine."""
+    if not is_local(_address(url, None)):
         raise CannotRun(f"{url}: load is for servers on this machine only (127.0.0.1, ::1, localhost)")
-    return found
 
 
 def address(url: str, api_key: str | None, authority: Path | None) -> Address:
-    """The address in a URL, with what is needed to speak to it. Raises CannotRun.
+    """The address in a URL, with what is needed to speak to it. Raises CannotRun, also for a key sent as plain text.
 
     api_key: None: that of the environment, the first where there are several.
     """
+    found = _address(url, authority)
+    key = (api_key or os.environ.get(KEY_VARIABLE, "")).partition(",")[0].strip() or None
+    if key is not None and found.tls is None and not is_local(found):
+        raise CannotRun(
+            f"{url}: a key (--api-key, or {KEY_VARIABLE} in the environment) is not sent as plain text; name the "
+            "server by https://"
+        )
+    return replace(found, api_key=key)
+
+
+def admin_address(url: str, authority: Path | None) -> Address:
+    """The address of a Baton's admin port, whose metrics ask for no key: none is sent. Raises CannotRun.
+
+    authority: of https; the port may be plain text where the one for clients is not.
+    """
+    return _address(url, authority if url.startswith("https:") else None)
+
+
+def _address(url: str, authority: Path | None) -> Address:
+    """The address in a URL, without a key. Raises CannotRun."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -50,10 +75,9 @@ def address(url: str, api_key: str | None, authority: Path | None) -> Address:
         raise CannotRun(f"{url}: name a server as http://HOST:PORT; a key is no part of it")
     if authority is not None and parts.scheme == "http":
         raise CannotRun(f"--ca is for https, and {url} is not")
-    key = (api_key or os.environ.get(KEY_VARIABLE, "")).partition(",")[0].strip() or None
     tls = _trusting(authority) if parts.scheme == "https" else None
     prefix = parts.path.rstrip("/").removesuffix(_API)
-    return Address(parts.hostname, port or _PORTS[parts.scheme], key, tls, prefix)
+    return Address(parts.hostname, port or _PORTS[parts.scheme], tls=tls, prefix=prefix)
 
 
 def is_local(address: Address) -> bool:

@@ -69,9 +69,9 @@ def _parser() -> argparse.ArgumentParser:
 
 async def _run(options: argparse.Namespace) -> Report:
     asked, prompts = _workload(options), TokenIds(options.highest_token_id)
-    address, admin = (
-        access.local_address(url, options.api_key, options.ca) for url in (options.url, options.admin_url)
-    )
+    address = access.local_address(options.url, options.api_key, options.ca)
+    access.check_local(options.admin_url)
+    admin = access.admin_address(options.admin_url, options.ca)
     endpoint = Completions(Common(options.model or await first_model(address)))
     runner = Runner(Target(address, endpoint, admin))
     pacing = Pacing(options.concurrency, run_timeout_s=options.timeout)

@@ -29,14 +29,15 @@ async def read(address: Address | None) -> Reading | None:
     try:
         async with asyncio.timeout(_TIMEOUT_S):
             answer = await http_stream.ask(address, "/metrics", None)
-        text = answer.body().decode()
-    except (HttpError, TimeoutError):
+        return parse(answer.body().decode())
+    except (HttpError, TimeoutError, ValueError, OverflowError):  # also where a page is no UTF-8, or no metrics
         return None
-    return parse(text)
 
 
 def parse(text: str) -> Reading | None:
-    """Parses Prometheus' text format; None when it has no counters of Baton's."""
+    """Parses Prometheus' text format; None when it has no counters of Baton's. Raises ValueError or
+    OverflowError for other texts.
+    """
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     if not any(sample.name.startswith("baton_") for sample in samples):
         return None

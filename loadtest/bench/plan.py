@@ -96,17 +96,12 @@ def make_plan(settings: Settings) -> Plan:
     """Checks the settings. Raises CannotRun for those that contradict each other, and for files that cannot be used."""
     _check_arrivals(settings)
     address = access.address(settings.url, settings.api_key, settings.ca)
-    admin = None if settings.admin_url is None else _admin(settings, settings.admin_url)
+    admin = None if settings.admin_url is None else access.admin_address(settings.admin_url, settings.ca)
     slo = None if settings.slo is None else read_slo(settings.slo)
     for file, flag in ((settings.json, "--json"), (settings.report, "--report")):
         if file is not None and not (file.parent.is_dir() and os.access(file.parent, os.W_OK)):
             raise CannotRun(f"{flag} {file}: there is no folder {file.parent}, or nothing may be written to it")
     return Plan(settings, address, admin, choose(settings), slo, _object(settings.extra_body))
-
-
-def _admin(settings: Settings, url: str) -> Address:
-    """The address of a Baton's admin port, which may be plain text where the other one is not. Raises CannotRun."""
-    return access.address(url, settings.api_key, settings.ca if url.startswith("https:") else None)
 
 
 def _check_arrivals(settings: Settings) -> None:
@@ -117,6 +112,8 @@ def _check_arrivals(settings: Settings) -> None:
         return
     if given := [name for name in _OF_SEARCH if getattr(settings, name) is not None]:
         raise CannotRun(f"--{given[0].replace('_', '-')} is of --find-rate")
+    if settings.speed is not None and (settings.rate is not None or settings.concurrency is not None):
+        raise CannotRun("--speed is of a trace's own times, in whose place --rate and --concurrency put others")
     bounds = settings.requests, settings.rate, settings.concurrency, settings.trace
     if settings.seconds is not None and not any(bound is not None for bound in bounds):
         raise CannotRun("--seconds alone is no bound of requests at once: say --rate, --concurrency or --requests too")

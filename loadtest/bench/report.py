@@ -74,6 +74,7 @@ class Report:
     without_usage: int = 0  # answers whose tokens are their parts, since the server does not count them
     gaps_sampled: float = 1.0  # of all times between parts, the share that percentiles of ITL are of
     valid: float | None = None  # share of the answers that have the form that was asked for
+    counters_lost: bool = False  # Baton's counters were there before the run, and could not be read after it
     goodput: Goodput | None = None
     client: OwnShare | None = None
 

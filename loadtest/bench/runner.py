@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loadtest.bench import counters
 from loadtest.bench.drive import Driver, Pacing
@@ -84,7 +84,8 @@ class Runner:
         after = await counters.read(target.admin)
         counted = counters.difference(before, after) if before and after else None
         outcomes = driver.read_rest()
-        return Measured(report(outcomes, counted, target.slo, delay), plots(outcomes))
+        found = report(outcomes, counted, target.slo, delay)
+        return Measured(replace(found, counters_lost=before is not None and after is None), plots(outcomes))
 
     def _new_driver(self, pacing: Pacing, scripts: Iterator[Script]) -> Driver:
         target, keeps = self._target, self._progress is not None

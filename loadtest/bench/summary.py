@@ -92,6 +92,7 @@ def _notes(report: Report) -> list[str]:
         f"{report.waited} waited for a place at the client (--concurrency)": report.waited,
         f"{report.unsent} were not sent: the time was over before there was a place (--concurrency)": report.unsent,
         f"{report.without_usage} answers had no usage: their deltas count as tokens": report.without_usage,
+        "the admin port told no counters after the run: handoffs are not known": report.counters_lost,
         f"percentiles of ITL are of {report.gaps_sampled:.1%} of all times, chosen by chance": report.gaps_sampled < 1,
     }
     valid = [] if report.valid is None else [f"{report.valid:.1%} of the answers are whole JSON"]

@@ -23,7 +23,8 @@ class BenchServer:
 
     status: of all answers; refuses: statuses of answers, by the number of the request; text: of each token; usage:
     whether it counts tokens; role_first: whether a chat begins with an event that has no token; open, most_open:
-    requests at a time.
+    requests at a time. other_metrics: at /metrics, instead of a Baton's; metrics_end: after so many requests there are
+    none.
     """
 
     url: str = ""
@@ -38,6 +39,9 @@ class BenchServer:
     paths: list[str] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
+    metrics_keys: list[str | None] = field(default_factory=list)
+    metrics_end: int = 1 << 30
+    other_metrics: bytes | None = None
     open: int = 0
     most_open: int = 0
 
@@ -84,6 +88,11 @@ class BenchServer:
 
     async def metrics(self, request: Request) -> Response:
         count = len(self.bodies)
+        self.metrics_keys.append(request.headers.get("authorization"))
+        if self.other_metrics is not None:
+            return Response(self.other_metrics)
+        if count >= self.metrics_end:
+            return PlainTextResponse("gone", 503)
         return PlainTextResponse(
             f'# TYPE baton_handoffs_total counter\nbaton_handoffs_total{{outcome="completed"}} {count}\n'
             f"# TYPE baton_kv_bytes_moved_total counter\nbaton_kv_bytes_moved_total {1000 * count}\n"

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import typer
 
+from loadtest.bench import access
 from loadtest.bench.command import command_words
 from loadtest.bench.plan import make_plan
 from loadtest.bench.runner import Runner, Target
@@ -89,6 +90,22 @@ def test_the_url_may_be_that_of_openais_clients(server: BenchServer) -> None:
     assert set(server.keys) == {"Bearer a"}
 
 
+def test_the_key_of_the_environment_goes_to_the_server_alone(
+    server: BenchServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked for in the environment by other commands too: another machine gets it over TLS."""
+    monkeypatch.setenv("BATON_API_KEY", "a-key,another")
+    assert bench(server, *SMALL, "--admin-url", server.url) == 0
+    assert set(server.keys) == {"Bearer a-key"}
+    assert set(server.metrics_keys) == {None}
+    for url in ("http://192.0.2.1:8000", "http://example.org/v1"):
+        with pytest.raises(Refusal, match=f"{url}: a key .* is not sent as plain text"):
+            baton("--url", url)
+    assert access.address("https://192.0.2.1", None, None).api_key == "a-key"
+    assert access.address("http://[::1]", None, None).api_key == "a-key"
+    assert access.admin_address("http://192.0.2.1:9001", None).api_key is None
+
+
 def test_texts_and_chats_are_asked_for(server: BenchServer) -> None:
     assert bench(server, *SMALL, "--endpoint", "text", "--warmup", "0") == 0
     assert bench(server, *SMALL, "--endpoint", "chat", "--warmup", "0", "--stop-at-eos") == 0
@@ -114,6 +131,19 @@ def test_the_counters_of_a_baton_are_those_of_the_run(server: BenchServer, tmp_p
     assert (numbers["handed_off"], numbers["kv_bytes_moved"]) == (1.0, 5000)
     with pytest.raises(Refusal, match="no counters of a Baton are there"):
         bench(server, *SMALL, "--admin-url", "http://127.0.0.1:1")
+    for other in (b"<!doctype html><p>hello</p>", b'{"a": 1}', b"\xff\xfe", b"baton_handoffs_total inf"):
+        server.other_metrics = other
+        with pytest.raises(Refusal, match="no counters of a Baton are there"):
+            bench(server, *SMALL, "--admin-url", server.url)
+
+
+def test_counters_that_are_gone_after_a_run_are_missed(
+    server: BenchServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server.metrics_end = 5  # requests
+    numbers = result_of(server, tmp_path / "r.json", *SMALL, "--warmup", "0", "--admin-url", server.url)
+    assert (numbers["handed_off"], numbers["counters_lost"]) == (None, True)
+    assert "the admin port told no counters after the run" in capfd.readouterr().out
 
 
 def test_the_highest_rate_is_searched_in_a_bounded_number_of_steps(
@@ -262,6 +292,12 @@ def test_a_terminal_shows_progress_and_percentiles(server: BenchServer) -> None:
         ("--extra-body {", "--extra-body {"),
         ("--json none/there.json", "there is no folder none"),
         ("--turns 3", "--turns is not for the workload random"),
+        ("--dataset none.json", "--dataset none.json: "),
+        ("--dataset pyproject.toml", "--dataset pyproject.toml: "),
+        ("--trace none.json --speed 2 --rate 3", "--speed is of a trace's own times"),
+        ("--trace none.json --speed 2 --concurrency 3", "--speed is of a trace's own times"),
+        ("--workload conversations --turns 1 --pause 2", "--pause is between turns"),
+        ("--dataset none.json --pause 2", "--pause is between turns"),
         ("--requests 5 report a.json --report b.html", "--requests is no option of `baton bench report`"),
         ("report none.json --report b.html", "none.json"),
     ],

@@ -195,10 +195,17 @@ def test_a_dataset_has_prompts_and_the_lengths_of_answers(tmp_path: Path, as_lin
     assert {str(s.turns[0].prompt) for s in scripts(dataset=file, longest=3)} == {"four"}
 
 
+def test_a_dataset_is_read_once(tmp_path: Path) -> None:
+    """Not again at each step of a search."""
+    workload = choose(Settings(dataset=(file := lines(tmp_path / "data.json", SHARED)), requests=2)).workload
+    file.unlink()
+    assert [len(list(workload.scripts(seed))) for seed in (1, 2)] == [2, 2]
+
+
 def test_a_dataset_in_which_nothing_fits_is_refused(tmp_path: Path) -> None:
     file = lines(tmp_path / "data.json", OPENAI)
     with pytest.raises(CannotRun, match="no conversation has a prompt and an answer that fit"):
-        scripts(dataset=file, longest=2)
+        choose(Settings(dataset=file, longest=2))
     with pytest.raises(CannotRun, match="it has no conversations of ShareGPT's format"):
         scripts(dataset=lines(tmp_path / "other.json", {"text": "a"}))
 

@@ -10,7 +10,7 @@ from loadtest.bench.script import Workload
 from loadtest.bench.settings import EndpointName, Settings, WorkloadName
 from loadtest.bench.workloads.conversations import Conversations
 from loadtest.bench.workloads.random_lengths import NAMED, REQUESTS, RandomLengths
-from loadtest.bench.workloads.sharegpt import ShareGpt
+from loadtest.bench.workloads.sharegpt import ShareGpt, read_conversations
 from loadtest.bench.workloads.trace import BLOCK_TOKENS, Trace, read_trace
 from loadtest.bench.workloads.with_fields import WithFields, schema_fields, tool_fields
 from loadtest.cannot_run import CannotRun
@@ -138,9 +138,16 @@ class _Maker:
             prompts=self._prompts,
         )
 
+    def _turns(self, default: int) -> tuple[int, float]:
+        """The number of turns, and the pause between them in seconds."""
+        turns = self._settings.turns or default
+        if turns == 1 and self._settings.pause is not None:
+            raise CannotRun("--pause is between turns: say how many, as --turns 4")
+        return turns, self._settings.pause or 0.0
+
     def conversations(self) -> Workload:
         """Conversations of random contents."""
-        turns, pause_s = self._settings.turns or 4, self._settings.pause or 0.0
+        turns, pause_s = self._turns(4)
         return Conversations(self._requests(), turns, *self._lengths(64, 64), pause_s, self._prompts)
 
     def structured(self) -> Workload:
@@ -153,18 +160,22 @@ class _Maker:
         return WithFields("tools", tool_fields(), self._requests(), *self._lengths(256, 512), self._prompts)
 
     def dataset(self) -> Workload:
-        """Prompts of a file."""
+        """Prompts of a file, of which at least one fits."""
         assert self._settings.dataset is not None
+        turns, pause_s = self._turns(1)
         output = self._settings.output
-        return ShareGpt(
+        workload = ShareGpt(
             self._settings.dataset,
+            read_conversations(self._settings.dataset),
             self._requests(),
-            self._settings.turns or 1,
+            turns,
             None if output is None else read_lengths(output, "--output"),
             self._settings.longest,
-            self._settings.pause or 0.0,
+            pause_s,
             self._counter,
         )
+        next(workload.scripts(self._settings.seed))
+        return workload
 
     def trace(self) -> Workload:
         """Requests of a trace."""

@@ -5,8 +5,8 @@
 or OpenAI's `{"messages": [{"role": "user", "content": "..."}, ...]}` instead; one JSON list, or an object a line.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ class ShareGpt:
     """
 
     file: Path
+    conversations: Sequence[list[Exchange]] = field(repr=False)
     num_scripts: int | None
     turns: int
     output: Lengths | None  # None: as long as the answers in the file
@@ -47,8 +48,8 @@ class ShareGpt:
         return f"{self.file.name}" + (f", {self.turns} turns" if self.turns > 1 else "")
 
     def scripts(self, seed: Seed) -> Iterator[Script]:
-        """See `Workload.scripts`. Raises CannotRun for a file without conversations that fit."""
-        found = list(conversations(self.file))
+        """See `Workload.scripts`. Raises CannotRun where no conversation fits."""
+        found = self.conversations
         random = np.random.default_rng(seed)
         made = unfit = 0
         while True:
@@ -77,16 +78,16 @@ class ShareGpt:
         return len(text.split()) if self.counter is None else self.counter.count(text)
 
 
-def conversations(file: Path) -> Iterator[list[Exchange]]:
+def read_conversations(file: Path) -> list[list[Exchange]]:
     """Reads what users said and what was answered. Raises CannotRun for a file that has another format."""
-    found = False
+    found = []
     for entry in _entries(file):
         said = entry.get("conversations") or entry.get("messages") if isinstance(entry, dict) else None
         if isinstance(said, list) and (exchanges := list(_exchanges(said))):
-            found = True
-            yield exchanges
+            found.append(exchanges)
     if not found:
         raise CannotRun(f"--dataset {file}: it has no conversations of ShareGPT's format")
+    return found
 
 
 def _exchanges(said: list[Any]) -> Iterator[Exchange]:
