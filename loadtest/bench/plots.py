@@ -37,7 +37,7 @@ class Timeline:
 class GapMap:
     """Numbers of times between parts, by when they ended and how long they were: `counts[of time][of length]`.
 
-    seconds, ms: edges of the cells, one more than cells.
+    seconds, ms: edges of the cells, one more than cells. Of a sample, the numbers are what all would be about.
     """
 
     seconds: list[float]
@@ -110,8 +110,8 @@ def _gap_map(outcomes: Outcomes, began_s: float) -> GapMap | None:
     longest = max(float(gaps_ms.max()), 2 * float(gaps_ms.min()))
     of_lengths = np.geomspace(gaps_ms.min() * 0.999, longest * 1.001, _MAP_TIMES + 1)
     of_time = np.linspace(0.0, max(float(seconds.max()), _SHORTEST_S), _MAP_SECONDS + 1)
-    counts = np.histogram2d(seconds, gaps_ms, (of_time, of_lengths))[0]
-    return GapMap(_rounded(of_time), _rounded(of_lengths), counts.astype(int).tolist())
+    counts = np.histogram2d(seconds, gaps_ms, (of_time, of_lengths))[0] / outcomes.gaps.share
+    return GapMap(_rounded(of_time), _rounded(of_lengths), counts.round().astype(int).tolist())
 
 
 def _rounded(numbers: np.ndarray) -> list[float]:

@@ -17,7 +17,7 @@ from loadtest.bench.command import report as write_report
 from loadtest.bench.html.page import page
 from loadtest.bench.html.rows import figure_rows, headlines, warnings
 from loadtest.bench.outcome import Failure, Outcome
-from loadtest.bench.outcomes import Outcomes
+from loadtest.bench.outcomes import Gaps, Outcomes
 from loadtest.bench.own_delay import OwnDelay
 from loadtest.bench.plots import plots
 from loadtest.bench.report import report
@@ -126,6 +126,37 @@ def test_what_a_reader_has_to_know_is_above_the_plots() -> None:
         "1 × status 400",
     ]
     assert [name for name, _, _ in headlines(result().report)][-1] == "goodput"
+
+
+def test_a_sample_of_gaps_is_called_one_and_counted_as_what_it_stands_for() -> None:
+    found, parts = Outcomes(), np.arange(101.0)
+    found.gaps = Gaps(limit=1000)
+    for _ in range(100):
+        found.add(Outcome(parts_s=parts.tolist(), output_tokens=101))
+    assert found.gaps.share < 0.2
+    assert warnings(report(found))[-1].startswith(f"Percentiles of ITL are of {found.gaps.share:.1%} of all times")
+    gap_map = plots(found).gap_map
+    assert gap_map is not None
+    assert np.sum(gap_map.counts) == pytest.approx(10_000, rel=0.15)
+
+
+def test_a_run_is_drawn_by_its_slo_where_it_has_one() -> None:
+    """Enough requests keep it, or too few; without a goodput there is none to be kept."""
+    kept, missed, none = (
+        replace(result(), report=report(outcomes(requests=20, scale=1), slo=slo))
+        for slo in (read_slo("ttft=60s"), read_slo("ttft=1ms"), None)
+    )
+    kept = replace(kept, report=replace(kept.report, goodput=replace(kept.report.goodput, share=0.99)))  # type: ignore[type-var]
+    points = json.loads(Elements(page([kept, missed, none])).scripts[1])
+    assert [run["runs"][0]["keeps"] for run in points] == [True, False, None]
+
+
+def test_a_result_without_a_newer_figure_is_read(tmp_path: Path) -> None:
+    write_result(result(), file := tmp_path / "r.json")
+    fields = json.loads(file.read_text())
+    del fields["unsent"]
+    file.write_text(json.dumps(fields))
+    assert read_result(file) == result()
 
 
 def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:

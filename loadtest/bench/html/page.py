@@ -16,7 +16,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from loadtest.bench.html.rows import figure_rows, headlines, warnings
+from loadtest.bench.report import Report
 from loadtest.bench.result import Result
+from loadtest.bench.slo import ATTAINMENT
 from loadtest.cannot_run import CannotRun
 
 _HERE = Path(__file__).parent
@@ -75,7 +77,8 @@ def _plotly() -> str:
 
 def _points(result: Result) -> dict[str, Any]:
     """The points of a run's plots. Names are escaped: plotly takes some HTML in them."""
-    runs = [(step.rate, step.keeps, step.report) for step in result.steps] or [(None, True, result.report)]
+    own = None, _keeps(result.report), result.report
+    runs = [(step.rate, step.keeps, step.report) for step in result.steps] or [own]
     return {
         "label": str(escape(result.label)),
         **asdict(result.plots),
@@ -83,6 +86,11 @@ def _points(result: Result) -> dict[str, Any]:
     }
 
 
-def _run_point(rate: float | None, keeps: bool, report: dict[str, Any]) -> dict[str, Any]:
+def _keeps(report: Report) -> bool | None:
+    """Whether enough requests of a run kept its SLO; None where it had none."""
+    return None if report.goodput is None else report.goodput.share >= ATTAINMENT
+
+
+def _run_point(rate: float | None, keeps: bool | None, report: dict[str, Any]) -> dict[str, Any]:
     figures = ("requests_per_s", "output_tokens_per_s", "ttft_ms", "itl_ms")
     return {"rate": rate, "keeps": keeps, **{figure: report[figure] for figure in figures}}

@@ -72,7 +72,7 @@ function load(colour, figure) {
         name: `${run.label}, ${percentile}`, mode: points.length > 1 ? "lines+markers" : "markers",
         line: { color: ink, width: 1.5, dash }, hovertemplate: `%{text}%{x:.4~g} tokens/s: %{y:.4~g} ms<extra>%{fullData.name}</extra>`,
         marker: {
-          size: 10, color: points.map((point) => (point.keeps ? ink : colour("panel"))), line: { color: ink, width: 2 },
+          size: 10, color: points.map((point) => (point.keeps === false ? colour("panel") : point.keeps ? ink : `${ink}66`)), line: { color: ink, width: 2 },
           symbol: percentile === "p50" ? "circle" : "diamond",
         },
       });

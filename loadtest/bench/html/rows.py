@@ -87,6 +87,10 @@ def warnings(report: Report) -> list[str]:
         found.append(f"{report.unsent:,} were not sent: the time was over before there was a place at the client.")
     if report.without_usage:
         found.append(f"{report.without_usage:,} answers had no usage: their deltas count as tokens.")
+    if report.counters_lost:
+        found.append("The admin port told no counters after the run: handoffs are not known.")
+    if report.gaps_sampled < 1:
+        found.append(f"Percentiles of ITL are of {report.gaps_sampled:.1%} of all times, chosen by chance.")
     return found
 
 
