@@ -32,7 +32,8 @@ class BlockUse:
 class WorkerOverview:
     """One worker.
 
-    why: it is not connected; None: it is. since: of its state. restarted: lives after the first one that was seen.
+    why: it is not connected, in plain words; None: it is. detail: the same as the system or the network said it; None:
+    that says no more. since: of its state. restarted: lives after the first one that was seen.
     described: as `/debug/ledger` has it; of one that is gone as it was last, of one that never came nothing.
     computed_tokens, evicted_blocks: in this life; None where it is not connected.
     """
@@ -43,6 +44,7 @@ class WorkerOverview:
     since: float
     restarted: int
     described: Mapping[str, object]
+    detail: str | None = None
     blocks: BlockUse | None = None
     computed_tokens: int | None = None
     evicted_blocks: int | None = None

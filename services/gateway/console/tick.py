@@ -78,6 +78,7 @@ class Ticks:
             **worker.described,
             "state": worker.state,
             "why": worker.why,
+            "detail": worker.detail,
             "since": round(worker.since, 3),
             "restarted": worker.restarted,
             "kv": None if use is None else {"device": use},

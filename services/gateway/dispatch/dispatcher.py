@@ -131,7 +131,6 @@ class Dispatcher:
             self._start_link(link)
         for address in self._links.keys() - wanted:
             if not self._links[address].connected:
-                self._lives.note_why(address, self._links[address].why_not)
                 del self._links[address]
                 self._tasks.pop(address).cancel()
 
@@ -312,6 +311,10 @@ class Dispatcher:
         self._lives.note_gone(link.address, describe_worker(live), time.time())
         self._observer.worker_gone(link.address, live.hello.role)  # at last: what it may raise keeps nobody waiting
 
+    def link_ended(self, link: WorkerLink) -> None:
+        """See LinkListener."""
+        self._lives.note_why(link.address, link.why_not)
+
     # For people
 
     def refused(self) -> dict[str, str]:
@@ -387,6 +390,8 @@ class Dispatcher:
         if worker is None:
             return
         self._observer.worker_load(worker.link.address, worker.hello.role, load)
+        if load.draining is not worker.load.draining:
+            self._lives.note_draining(worker.link.address, load.draining, time.time())
         worker.load = load
         self._note_bytes_moved(worker.link.address, id, load.bytes_moved)
 

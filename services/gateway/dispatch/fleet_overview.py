@@ -1,4 +1,7 @@
-"""The fleet as consoles show it: all workers that are there, were there or are to come, and pairs that are avoided."""
+"""The fleet as consoles show it: all workers that are there, were there or are to come, and pairs that are avoided.
+
+Nothing here changes what it looks at.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -7,6 +10,7 @@ from services.gateway.dispatch.descriptions import describe_worker
 from services.gateway.dispatch.fleet import Fleet, LiveWorker
 from services.gateway.dispatch.links import WorkerLink
 from services.gateway.dispatch.lives import Life, WorkerLives
+from services.gateway.dispatch.lost_links import in_plain_words
 from services.gateway.dispatch.pair_health import PairHealth
 from services.gateway.overview import AvoidedPair, BlockUse, WorkerOverview, WorkerState
 
@@ -18,11 +22,10 @@ def overview_of_workers(
     now: float,
 ) -> list[WorkerOverview]:
     """Returns all workers by their addresses. now: in seconds since 1970."""
-    found = {worker.link.address: _live(worker, lives.get(worker.link.address)) for worker in fleet}
+    found = {worker.link.address: _live(worker, lives.get(worker.link.address, now)) for worker in fleet}
     for address, link in links.items():
         if not link.connected and address not in found:
-            lives.note_why(address, link.why_not)
-            found[address] = _without_stream(link, lives.get(address))
+            found[address] = _without_stream(link, lives.get(address, now))
     for address, (why, since) in lives.refused_since().items():
         found.setdefault(address, _absent(address, WorkerState.REFUSED, why, since, None))
     for address, life in lives.gone(now):
@@ -33,11 +36,14 @@ def overview_of_workers(
 def _live(worker: LiveWorker, life: Life | None) -> WorkerOverview:
     load, total = worker.load, worker.hello.num_blocks
     quarantined = load.quarantined_blocks
+    since = worker.link.since if life is None else life.since
+    if load.draining and life is not None and life.draining_since is not None:
+        since = life.draining_since
     return WorkerOverview(
         address=worker.link.address,
         state=WorkerState.DRAINING if load.draining else WorkerState.OK,
         why=None,
-        since=worker.link.since if life is None else life.since,
+        since=since,
         restarted=0 if life is None else life.restarted,
         described=describe_worker(worker),
         blocks=BlockUse(max(0, total - load.available_blocks - quarantined), total, quarantined),
@@ -51,14 +57,16 @@ def _without_stream(link: WorkerLink, life: Life | None) -> WorkerOverview:
         return _absent(link.address, WorkerState.REFUSED, link.why_not, link.since, life)
     if life is None:
         return _absent(link.address, WorkerState.CONNECTING, link.why_not, link.since, None)
-    return _absent(link.address, WorkerState.GONE, link.why_not, life.since, life)
+    return _absent(link.address, WorkerState.GONE, life.why, life.since, life)
 
 
 def _absent(address: str, state: WorkerState, why: str, since: float, life: Life | None) -> WorkerOverview:
+    words = in_plain_words(why)
     return WorkerOverview(
         address=address,
         state=state,
-        why=why,
+        why=words,
+        detail=None if words == why else why,
         since=since,
         restarted=0 if life is None else life.restarted,
         described={"address": address, **({} if life is None else life.described)},

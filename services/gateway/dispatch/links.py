@@ -15,6 +15,7 @@ import structlog
 
 from kvtransfer.ids import WorkerId
 from services.config.hosts import AddressError
+from services.gateway.dispatch.lost_links import ENDED
 from services.process.backoff import Backoff
 from services.protocol.clock import certain_lead_s
 from services.protocol.frames import Frame
@@ -78,6 +79,9 @@ class LinkListener(Protocol):
     def worker_down(self, link: "WorkerLink", worker: WorkerId) -> None:
         """The stream ended, or `worker_up` raised for it. Nothing is down where the worker is up on another link."""
 
+    def link_ended(self, link: "WorkerLink") -> None:
+        """A stream ended, after `worker_down`, or none began. The link's `why_not` says why."""
+
 
 class WorkerLink:
     """The streams to the workers that live at `address`, one after the other."""
@@ -125,6 +129,7 @@ class WorkerLink:
                 greeted, self._stream = self._stream is not None, None
                 if greeted or was_refused is not self.refused:
                     self.since = time.time()
+                self._listener.link_ended(self)
                 if greeted and foreseen:  # else a defect that every stream meets would be met without a pause
                     backoff.reset()
                     logged = None
@@ -270,7 +275,7 @@ class _Stream:
             raise LinkLost(await self._describe_end()) from None
 
     async def _describe_end(self) -> str:
-        return f"it ended the stream ({(await self._call.code()).name}: {await self._call.details() or 'no words'})"
+        return f"{ENDED}{(await self._call.code()).name}: {await self._call.details() or 'no words'})"
 
 
 def _clock_lead_s(hello: WorkerHello, asked_at: float, now: float) -> float | None:

@@ -16,12 +16,17 @@ MAX_KEPT = 256  # workers that went
 
 @dataclass(slots=True)
 class Life:
-    """The worker at one address. since: of its presence or absence, since 1970. described: as it was when it went."""
+    """The worker at one address. since: of its presence or absence, since 1970.
+
+    draining_since: since when it drains; None: it does not.
+    why, described: the reason why it is not there, and the worker as it was, where it went.
+    """
 
     worker: WorkerId
     since: float
     restarted: int = 0
     is_up: bool = True
+    draining_since: float | None = None
     why: str = "its stream ended"
     described: Mapping[str, object] = field(default_factory=dict)
 
@@ -35,9 +40,21 @@ class WorkerLives:
 
     def note_up(self, address: str, worker: WorkerId, now: float) -> None:
         """Notes that a stream to a worker began. The same worker id as before is the same life."""
+        self._remove_old(now)
         life = self._by_address.pop(address, None)
         restarted = 0 if life is None else life.restarted + (life.worker != worker)
-        self._by_address[address] = Life(worker, now, restarted)
+        draining_since = life.draining_since if life is not None and life.worker == worker else None
+        self._by_address[address] = Life(worker, now, restarted, draining_since=draining_since)
+
+    def note_draining(self, address: str, draining: bool, now: float) -> None:
+        """Notes that a worker that is there begins to drain, or does so no more."""
+        life = self._by_address.get(address)
+        if life is None:
+            return
+        if draining:
+            life.draining_since = now if life.draining_since is None else life.draining_since
+        elif life.draining_since is not None:
+            life.draining_since, life.since = None, now
 
     def note_gone(self, address: str, described: Mapping[str, object], now: float) -> None:
         """Notes that the stream to a worker ended."""
@@ -68,17 +85,23 @@ class WorkerLives:
         """The reasons of the same workers, and since when each holds, by address."""
         return self._refused
 
-    def get(self, address: str) -> Life | None:
+    def get(self, address: str, now: float) -> Life | None:
         """The worker at an address; None: none was there lately."""
-        return self._by_address.get(address)
+        life = self._by_address.get(address)
+        return None if life is None or _is_old(life, now) else life
 
     def gone(self, now: float) -> Iterator[tuple[str, Life]]:
-        """Yields those that went and are not back, by address."""
-        self._remove_old(now)
-        return ((address, life) for address, life in self._by_address.items() if not life.is_up)
+        """Yields those that went lately and are not back, by address."""
+        lives = self._by_address.items()
+        return ((address, life) for address, life in lives if not life.is_up and not _is_old(life, now))
 
     def _remove_old(self, now: float) -> None:
         gone = [address for address, life in self._by_address.items() if not life.is_up]
         for number, address in enumerate(gone):
-            if len(gone) - number > MAX_KEPT or self._by_address[address].since < now - KEPT_S:
+            if len(gone) - number > MAX_KEPT or _is_old(self._by_address[address], now):
                 del self._by_address[address]
+
+
+def _is_old(life: Life, now: float) -> bool:
+    """True for a worker that went too long ago to be kept."""
+    return not life.is_up and life.since < now - KEPT_S

@@ -181,8 +181,9 @@ def test_events_are_what_differs_from_the_last_look():
     assert kinds(events.look(overview(back), {}, None)) == [("worker_up", "d:1", "decode: connected, for the 2. time")]
     unseen = a_worker("d:1", restarted=2)
     assert [kind for kind, _, _ in kinds(events.look(overview(unseen), {}, None))] == ["worker_gone", "worker_up"]
-    drains = a_worker("d:1", WorkerState.DRAINING, restarted=2)
-    assert [kind for kind, _, _ in kinds(events.look(overview(drains), {}, None))] == ["draining"]
+    drains = a_worker("d:1", WorkerState.DRAINING, restarted=2, since=9.0)
+    (told,) = map(orjson.loads, events.look(overview(drains), {}, None))
+    assert (told["kind"], told["at"]) == ("draining", 9.0)
     assert kinds(events.look(overview(), {}, "no route")) == [("redis_down", "redis", "it does not answer: no route")]
     assert [kind for kind, _, _ in kinds(events.look(overview(draining=True), {}, None))] == [
         "gateway_draining",

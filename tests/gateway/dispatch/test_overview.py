@@ -1,6 +1,7 @@
 """What people are shown of the dispatch side: every worker, also one that went, pairs that are avoided, prefixes."""
 
 import asyncio
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ from kvtransfer.ids import WorkerId
 from services.config import HandoffMode, WorkerRole
 from services.gateway.dispatch import lives
 from services.gateway.dispatch.lives import WorkerLives
+from services.gateway.dispatch.lost_links import in_plain_words
 from services.gateway.dispatch.prefix_hits import MAX_NAMES, MAX_SHOWN, WINDOW_S, WINDOWS, PrefixHits
 from services.gateway.overview import BlockUse, WorkerOverview, WorkerState
 from services.protocol.block_hash import BlockHash, block_hashes, root_hash
@@ -46,8 +48,17 @@ async def test_a_worker_is_shown_with_its_blocks_and_what_it_computed():
         assert (worker.state, worker.why, worker.restarted) == (WorkerState.OK, None, 0)
         assert (worker.blocks, worker.evicted_blocks) == (BlockUse(21, 64, 3), 5)
         assert worker.described == stack.live[0]
+        began, told = worker.since, time.time()
         decode.say(empty_frame(load=replace(load, draining=True)))
         await eventually(lambda: shown(stack, decode.address).state is WorkerState.DRAINING)
+        since = shown(stack, decode.address).since
+        assert began < told <= since <= time.time()
+        decode.say(empty_frame(load=replace(load, draining=True, running=1)))
+        await eventually(lambda: shown(stack, decode.address).described["running"] == 1)
+        assert shown(stack, decode.address).since == since, "it has drained since then"
+        decode.say(empty_frame(load=load))
+        await eventually(lambda: shown(stack, decode.address).state is WorkerState.OK)
+        assert shown(stack, decode.address).since > since
 
 
 async def test_a_worker_that_went_is_gone_with_the_reason_and_comes_back_as_restarted():
@@ -78,11 +89,11 @@ async def test_the_end_of_a_stream_is_seen_at_once_with_its_reason():
             await stack.connected(1)
         await eventually(lambda: shown(stack, decode.address).state is WorkerState.GONE)
         worker = shown(stack, decode.address)
-        await eventually(lambda: "UNAVAILABLE" in (shown(stack, decode.address).why or ""))
+        await eventually(lambda: shown(stack, decode.address).why == "nothing listens at its address")
         assert (worker.described["role"], worker.blocks, worker.computed_tokens) == ("decode", None, None)
         stack.dispatcher.set_addresses([])  # as the registry says it once its lease is over
         worker = shown(stack, decode.address)
-        assert (worker.state, "UNAVAILABLE" in (worker.why or "")) == (WorkerState.GONE, True)
+        assert (worker.state, "UNAVAILABLE" in (worker.detail or "")) == (WorkerState.GONE, True)
         decode.hello = worker_hello(WorkerRole.DECODE, 0xD3)
         async with serving(decode, port):
             stack.dispatcher.set_addresses([decode.address])
@@ -117,11 +128,57 @@ def test_what_is_kept_of_workers_that_went_has_a_bound(monkeypatch: pytest.Monke
     assert [address for address, _ in kept.gone(105.0)] == ["a:2", "a:3", "a:4"]
     kept.note_up("a:3", WorkerId(3), 106.0)
     assert [address for address, _ in kept.gone(106.0)] == ["a:2", "a:4"]
-    assert [address for address, _ in kept.gone(103.5 + lives.KEPT_S)] == ["a:4"]
-    assert list(kept.gone(105 + lives.KEPT_S)) == []
-    life = kept.get("a:3")
+    late = 105 + lives.KEPT_S
+    assert list(kept.gone(late)) == []
+    assert kept.get("a:4", late) is None
+    assert [address for address, _ in kept.gone(103.5 + lives.KEPT_S)] == ["a:4"], "who looks changes nothing"
+    life = kept.get("a:3", late)
     assert life is not None
     assert (life.is_up, life.restarted) == (True, 0)
+    kept.note_up("a:4", WorkerId(5), late)
+    again = kept.get("a:4", late)
+    assert again is not None
+    assert again.restarted == 0, "what went so long ago is no life before"
+
+
+def test_a_worker_that_drains_does_so_since_then_whatever_becomes_of_its_stream():
+    kept = WorkerLives()
+    kept.note_up("a:1", WorkerId(1), 1.0)
+    kept.note_draining("a:1", True, 5.0)
+    kept.note_gone("a:1", {}, 6.0)
+    kept.note_up("a:1", WorkerId(1), 7.0)
+    kept.note_draining("a:1", True, 8.0)
+    life = kept.get("a:1", 9.0)
+    assert life is not None
+    assert (life.since, life.draining_since) == (7.0, 5.0)
+    kept.note_up("a:1", WorkerId(2), 10.0)
+    life = kept.get("a:1", 10.0)
+    assert life is not None
+    assert life.draining_since is None
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (
+            "UNAVAILABLE: failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.1:71: Failed to connect "
+            "to remote host: connect: Connection refused (111)",
+            "nothing listens at its address",
+        ),
+        ("UNAVAILABLE: Socket closed", "its connection broke: it may have ended"),
+        ("UNAVAILABLE: recvmsg:Connection reset by peer", "its connection broke: it may have ended"),
+        ("UNAVAILABLE: keepalive watchdog timeout", "it does not answer pings"),
+        ("UNAVAILABLE: connect: No route to host (113)", "the network has no way to its address"),
+        ("UNAVAILABLE: Ssl handshake failed: SSL_ERROR_SSL", "TLS with it failed"),
+        ("it ended the stream (OK: no words)", "it ended its stream"),
+        ("UNIMPLEMENTED: Method not found!", "what listens at its address is no worker"),
+        ("it ended the stream (FAILED_PRECONDITION: not now)", "it refuses this gateway: not now"),
+        ("INTERNAL: RST_STREAM", "its stream failed (INTERNAL)"),
+        ("it was silent for 120 s", "it was silent for 120 s"),
+    ],
+)
+def test_why_a_worker_is_not_there_is_said_in_plain_words(raw: str, words: str):
+    assert in_plain_words(raw) == words
 
 
 async def test_pairs_that_are_avoided_are_shown_with_who_says_so():
