@@ -41,6 +41,16 @@ def check_model(config: EngineConfig, num_workers: int) -> "ModelFacts":
         raise Refusal(str(error)) from error
 
 
+def summarize_model(config: EngineConfig) -> str:
+    """Returns one line on a model that can be served. Raises Refusal."""
+    from services.engine.runner.model_report import summary
+
+    try:
+        return summary(config)
+    except ModelError as error:
+        raise Refusal(str(error)) from error
+
+
 def advertised_host(host: str, given: str | None, redis_url: str | None) -> str | None:
     """The address that a worker registers in Redis; None without Redis. given: by --advertise-host. Raises Refusal."""
     if redis_url is None:

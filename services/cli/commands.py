@@ -1,6 +1,7 @@
 """The commands of `baton`: options in, one frozen configuration out, and the process that it is for."""
 
 import os
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,7 @@ from services.cli.bench import app as bench_app
 from services.cli.command_kinds import Command, Group
 from services.cli.doctor import diagnose
 from services.cli.keys import app as keys_app
+from services.cli.model_check import app as models_app
 from services.cli.models import find_model, refuse_revision
 from services.cli.options import Values, add_command, argument
 from services.config import MTLS_VARIABLE, REDIS_URL_VARIABLE, LoadFormat, WorkerRole
@@ -79,8 +81,12 @@ def _up(values: Values) -> int:
 
 
 def _facts(values: Values) -> Values:
-    """Facts about the model for the banner of `baton up`. Raises Refusal where this machine cannot serve it."""
-    facts = checks.check_model(build(EngineConfig, values), values["num_prefill"] + values["num_decode"])
+    """Facts about the model for the banner of `baton up`; says in a line what the model takes. Raises Refusal where
+    this machine cannot serve it.
+    """
+    engine = build(EngineConfig, values)
+    facts = checks.check_model(engine, values["num_prefill"] + values["num_decode"])
+    sys.stderr.write(f"baton: {checks.summarize_model(engine)}\n")
     has_template = facts.has_chat_template or values.get("chat_template") is not None
     return {"chats": has_template, "max_positions": facts.max_positions}
 
@@ -189,6 +195,7 @@ def _drain(
 
 app.add_typer(keys_app, name="keys")
 app.add_typer(bench_app, name="bench")
+app.add_typer(models_app, name="models")
 
 
 _UpPort = Annotated[int, typer.Option(min=1, max=65535, metavar="N", help="The port of that `baton up` for HTTP.")]

@@ -12,7 +12,8 @@ from services.config.option import options_of
 from services.process.configs import GatewayConfig, UpConfig, WorkerConfig
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-EVERY = [[], *([name] for name in COMMANDS), *(["keys", name] for name in COMMANDS["keys"].commands)]
+INNER = [[group, name] for group in ("keys", "models") for name in COMMANDS[group].commands]
+EVERY = [[], *([name] for name in COMMANDS), *INNER]
 
 
 def help_of(arguments: list[str], columns: int, **environment: str) -> str:

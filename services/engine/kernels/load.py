@@ -3,27 +3,19 @@
 This module does not import numba before it knows that numba is installed.
 """
 
-import importlib.util
-
 from torch import Tensor
 
 from kvtransfer.layout import KvLayout
 from services.engine.kernels.base import HostOperations, Paged, PagedTiles
-from services.engine.kernels.cpu.isa import this_isa
+from services.engine.kernels.cpu.availability import why_no_kernels
 from services.engine.kernels.cpu.openmp import loaded_openmp
 from services.engine.kernels.torch_operations import TorchOperations
-
-_FUSED_DTYPES = ("bfloat16", "float32")
 
 
 def why_not_fused(dtype: str) -> str | None:
     """Returns the reason why fused kernels cannot run here, for a person to read; None: they can."""
-    if dtype not in _FUSED_DTYPES:
-        return f"there are none for {dtype}"
-    if importlib.util.find_spec("numba") is None:
-        return "numba is not installed"
-    if this_isa() is None:
-        return "there are none for this processor"
+    if (reason := why_no_kernels(dtype)) is not None:
+        return reason
     if loaded_openmp() is None:
         return "GNU's OpenMP, or one that can stand in for it, is not loaded"
     return None

@@ -39,6 +39,16 @@ SHAPES = {
 
 def parse_model_config(values: Settings) -> ModelConfig:
     """Returns the shape that config.json's values describe. Raises ModelError, for a setting too that nobody reads."""
+    config, refused = read_model_config(values)
+    for error in refused:
+        raise error
+    return config
+
+
+def read_model_config(values: Settings) -> tuple[ModelConfig, list[ModelError]]:
+    """Returns the shape that config.json's values describe, and the errors of the settings that nobody reads. A model
+    with such settings must be refused. Raises ModelError for what cannot be read as a shape.
+    """
     raw = ConfigSettings(values)
     names = raw.texts("architectures")
     if len(names) != 1:
@@ -53,8 +63,7 @@ def parse_model_config(values: Settings) -> ModelConfig:
         method = quantization.text("quant_method", "unknown")
         raise ModelError(f"config.json: quantization_config is not supported (quant_method {method!r})")
     config = architecture.parse(raw, names[0])
-    raw.refuse_unread()
-    return config
+    return config, list(raw.unread())
 
 
 def shapes_of(config: ModelConfig) -> Shapes:

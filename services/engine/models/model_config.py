@@ -4,6 +4,7 @@ import math
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Self
 
+from kvtransfer.layout import KvLayout
 from services.engine.models.rope_settings import Rope
 from services.engine.models.settings import ConfigSettings
 from services.protocol.model_files.base import ModelError
@@ -119,6 +120,17 @@ def _nth_part(index: int, parts: int, length: int) -> range:
     """Returns one of so many equal parts of `range(length)`."""
     each = length // parts
     return range(index * each, (index + 1) * each)
+
+
+def layout_of(config: ModelConfig, block_size: int, dtype: str) -> KvLayout:
+    """Returns the geometry of a model's KV blocks."""
+    return KvLayout(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        block_size=block_size,
+        dtype=dtype,
+    )
 
 
 def read_dtype(raw: ConfigSettings) -> str | None:

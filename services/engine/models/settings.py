@@ -1,10 +1,11 @@
 """Typed values out of a Hugging Face config.json, by an object that remembers which settings were read.
 
-So no setting is accepted and ignored: once a model's config is made, `refuse_unread` refuses by name what nobody has
-read, but for the settings of `harmless_settings.py`. A value that is missing or of another type raises a ModelError
+So no setting is accepted and ignored: once a model's config is made, `unread` names what nobody has read and must be
+refused, but for the settings of `harmless_settings.py`. A value that is missing or of another type raises a ModelError
 that names it.
 """
 
+from collections.abc import Iterator
 from typing import Any, Self
 
 from services.engine.models.harmless_settings import is_harmless, is_known_to_matter
@@ -91,15 +92,15 @@ class ConfigSettings:
         """Takes settings as read that mean nothing beside the values of others."""
         self._read.update(keys)
 
-    def refuse_unread(self) -> None:
-        """Raises ModelError for settings, in objects too, that nobody has read and that are not known as harmless."""
+    def unread(self) -> Iterator[ModelError]:
+        """Yields the errors of settings, in objects too, that nobody has read and that are not known as harmless."""
         for key, value in self._values.items():
             path = ".".join((*self._path, key))
             if key not in self._read and not is_harmless(path, value):
                 unknown = ": nothing reads it (remove it if it means nothing)"
-                raise self.refusal(key, f"is not supported{'' if is_known_to_matter(path) else unknown}")
+                yield self.refusal(key, f"is not supported{'' if is_known_to_matter(path) else unknown}")
         for section in self._sections.values():
-            section.refuse_unread()
+            yield from section.unread()
 
     def refusal(self, key: str, reason: str) -> ModelError:
         """Returns the error for a setting that cannot be served. reason: goes on after its name and value."""

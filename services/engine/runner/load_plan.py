@@ -14,7 +14,7 @@ from services.config.engine import DEFAULT_GPU_MEMORY_FRACTION, EngineConfig
 from services.engine.models.architectures import parse_model_config
 from services.engine.models.dummy import dummy_id
 from services.engine.models.kv_scales import KvScales, read_kv_scales, unit_scales
-from services.engine.models.model_config import DTYPES, ModelConfig
+from services.engine.models.model_config import DTYPES, ModelConfig, layout_of
 from services.engine.models.registry import open_tensors, stored_dtype, weight_files
 from services.engine.models.tensor_source import TensorSource
 from services.engine.models.weight_files import weights_id
@@ -116,13 +116,7 @@ def _ends_of_answers(files: ModelFiles, config: ModelConfig) -> tuple[tuple[int,
 
 def kv_layout(config: ModelConfig, block_size: int, dtype: torch.dtype) -> KvLayout:
     """Returns the geometry of a model's KV blocks."""
-    return KvLayout(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        block_size=block_size,
-        dtype=dtype_name(dtype),
-    )
+    return layout_of(config, block_size, dtype_name(dtype))
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -39,7 +39,7 @@ def check_model(engine: EngineConfig, num_workers: int) -> ModelFacts:
     wanted_len(engine, config)
     files.tokenizer()
     if engine.load_format is not LoadFormat.DUMMY:
-        _check_weights(engine, files)
+        check_weights(engine, files)
     if engine.device is DeviceKind.CPU:
         check_memory(engine, config, num_workers, one_alone="`--prefill 0 --decode 1` starts one worker alone")
     return ModelFacts(config.max_position_embeddings, has_chat_template=files.chat_template() is not None)
@@ -60,7 +60,7 @@ def check_memory(engine: EngineConfig, config: ModelConfig, num_workers: int, *,
 
     one_alone: said where one worker would have room.
     """
-    dtype = _dtype(engine, config)
+    dtype = compute_dtype(engine, config)
     weights, kv = weight_bytes(config, dtype), engine.kv_memory_bytes or 0
     needed, free = num_workers * (weights + kv), available_bytes()
     if needed <= free:
@@ -78,7 +78,8 @@ def weight_bytes(config: ModelConfig, dtype: str) -> int:
     return num_parameters(config) * ITEM_BYTES[dtype]
 
 
-def _check_weights(engine: EngineConfig, files: ModelFiles) -> None:
+def check_weights(engine: EngineConfig, files: ModelFiles) -> None:
+    """Raises ModelError where the model's weights are not there, or not whole."""
     if isinstance(files, GgufFile):
         from services.engine.models.gguf_stored import read_stored  # the library for the format takes a moment
 
@@ -88,7 +89,8 @@ def _check_weights(engine: EngineConfig, files: ModelFiles) -> None:
         check_complete(file)
 
 
-def _dtype(engine: EngineConfig, config: ModelConfig) -> str:
+def compute_dtype(engine: EngineConfig, config: ModelConfig) -> str:
+    """Returns the name of the dtype in which a model computes. Raises ModelError."""
     if engine.dtype in ITEM_BYTES:
         return engine.dtype
     if config.dtype is None and engine.load_format is LoadFormat.DUMMY:

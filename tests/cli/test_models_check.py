@@ -1,0 +1,140 @@
+"""`baton models check`: what a model takes and what of it is refused, from its files alone."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from services.cli.commands import app
+from services.config.option import Refusal
+from services.engine.models.architectures import SHAPES
+from services.launcher import main as launcher
+from services.launcher import random_model
+from tests.checkpoints import edit_json
+from tests.engine.models.published_configs import PUBLISHED
+from tests.gguf_files import write_gguf
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(random_model.made(), tmp_path / "model"))
+
+
+def check(model: Path, *options: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["models", "check", str(model), *options])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.stdout
+
+
+def checked(model: Path, *options: str) -> tuple[int, dict[str, Any]]:
+    code, text = check(model, "--json", *options)
+    return code, json.loads(text)
+
+
+def test_what_a_model_takes_is_said_by_its_shapes_and_by_the_layout_of_its_kv(model: Path):
+    code, said = checked(model)
+    assert code == 0
+    assert (said["model"], said["architecture"], said["dtype"]) == ("model", "LlamaForCausalLM", "float32")
+    stored = (model / "model.safetensors").stat().st_size
+    assert stored - 10_000 < said["weight_bytes"] == 4 * said["parameters"] < stored
+    assert said["kv_bytes_per_1000_tokens"] == 1000 * 4 * 2 * 4 * 32 * 4  # layers, K and V, heads, head_dim, float32
+    assert (said["max_positions"], said["refused"]) == (8192, [])
+    assert said["parts"]["attention"] == "4 layers, 8 heads of 32 over 4 of K and V"
+    _, halved = checked(model, "--dtype=bfloat16")
+    assert (halved["weight_bytes"], halved["kv_bytes_per_1000_tokens"]) == (
+        said["weight_bytes"] // 2,
+        said["kv_bytes_per_1000_tokens"] // 2,
+    )
+    assert checked(model, "--dtype=float16")[1]["kernels"] == "torch's operations (there are none for float16)"
+
+
+def test_the_table_has_what_the_json_has(model: Path):
+    code, text = check(model)
+    assert code == 0
+    rows = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in text.splitlines())
+    _, said = checked(model)
+    assert rows["parameters"] == f"{said['parameters']:,}"
+    assert rows["KV"] == "3.91 MiB for 1,000 tokens"
+    assert rows["kernels"] == said["kernels"]
+    assert {name: rows[name] for name in said["parts"]} == said["parts"]
+    assert rows["refused"] == "nothing"
+
+
+def test_everything_that_is_refused_is_named_at_once(model: Path):
+    edit_json(model / "config.json", num_experts=8, foo={"a": 1})
+    for name in ("model.safetensors", "tokenizer.json"):
+        (model / name).unlink()
+    code, said = checked(model)
+    assert code == 1
+    culprits = ["num_experts", "foo", "tokenizer.json", "has no weights"]
+    assert [culprit in reason for culprit, reason in zip(culprits, said["refused"], strict=True)] == [True] * 4
+    assert said["parameters"] == 5_048_576
+    code, text = check(model)
+    assert (code, text.count("\nrefused ")) == (1, 4)
+
+
+def test_an_architecture_that_is_not_there_is_named_and_has_no_numbers(model: Path):
+    edit_json(model / "config.json", architectures=["\x1b[2JForCausalLM"])
+    code, said = checked(model)
+    assert (code, said["parameters"], said["parts"]) == (1, None, {})
+    assert "is not supported" in said["refused"][0]
+    assert "\x1b" not in check(model)[1]
+
+
+def test_a_model_without_a_chat_template_is_served_and_said_to_have_none(model: Path):
+    edit_json(model / "tokenizer_config.json", drop=("chat_template",))
+    code, said = checked(model)
+    assert (code, said["refused"]) == (0, [])
+    assert said["notes"] == ["there is no chat template: chats need --chat-template"]
+
+
+def test_a_gguf_file_is_checked_too(model: Path, tmp_path: Path):
+    file = write_gguf(tmp_path / "m.gguf", model)
+    code, said = checked(file)
+    assert (code, said["model"], said["parameters"]) == (0, "m", 5_048_576)
+
+
+def test_a_model_that_is_not_there_is_a_refusal_in_a_line():
+    with pytest.raises(Refusal, match="no such directory"):
+        typer.main.get_command(app).main(["models", "check", "nowhere"], prog_name="baton", standalone_mode=False)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_published_model_has_words_for_its_parts_and_numbers(name: str, model: Path):
+    """The same numbers of parameters that its shapes have are in test_model_config."""
+    (model / "config.json").write_text(json.dumps(PUBLISHED[name]))
+    _, said = checked(model)
+    assert said["architecture"] in SHAPES
+    assert all(said["parts"].values())
+    assert said["parameters"] > 0
+    assert [reason for reason in said["refused"] if "config.json" in reason] == []
+
+
+def test_up_says_in_one_line_what_the_model_takes(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(launcher, "run", lambda config: 0)
+    typer.main.get_command(app).main(["up", f"--model={model}"], prog_name="baton", standalone_mode=False)
+    kernels = checked(model)[1]["kernels"]
+    words = "5.05 million parameters: 19.26 MiB of weights in float32, 3.91 MiB of KV for 1,000 tokens"
+    assert capsys.readouterr().err == f"baton: LlamaForCausalLM, {words}, kernels: {kernels}\n"
+
+
+def test_the_check_of_a_model_needs_no_torch(model: Path):
+    code = (
+        "import sys; from services.engine.runner.model_report import report_model, summary\n"
+        "from services.config.engine import EngineConfig; from pathlib import Path\n"
+        f"engine = EngineConfig(model=Path({str(model)!r})); report_model(engine); summary(engine)\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
