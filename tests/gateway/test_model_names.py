@@ -30,6 +30,8 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "/v1/messages": {"messages": MESSAGES, "max_tokens": 9},
     "/v1/embeddings": {"input": ["Hi", "Ho"]},
     "/pooling": {"input": "Hi"},
+    "/rerank": {"query": "Hi", "documents": ["Ho", "Hi"]},
+    "/v1/score": {"text_1": "Hi", "text_2": "Ho"},
     "/v2/chat": {"messages": MESSAGES},
     "/v2/embed": {"texts": ["Hi"], "input_type": "search_query"},
 }

@@ -17,6 +17,7 @@ from services.gateway.api.records.request_records import RequestRecords
 from services.gateway.api.records.tracing import Tracing
 from services.gateway.api.request_runner import RequestRunner
 from services.gateway.api.requests.schema import CommonRequest, Request
+from services.gateway.api.scores import ScoreRunner
 from services.gateway.api.served_models import ServedModels
 from services.gateway.api.side_thread import SideThread
 from services.gateway.metrics import GatewayMetrics
@@ -26,10 +27,11 @@ from services.gateway.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Runners:
-    """One runner for each kind of generating request, one for embeddings, and what all of them share."""
+    """One runner for each kind of generating request, those for embeddings and scores, and what all of them share."""
 
     by_kind: Mapping[type[CommonRequest], RequestRunner[Any]]  # each under its dialect's `kind`
     embeddings: EmbeddingRunner
+    scores: ScoreRunner
     models: ServedModels
     tokenizer: Tokenizer
     side: SideThread
@@ -57,12 +59,14 @@ def make_runners(
     grammars = GrammarChecks(processes)
     chats = ChatDialect(tokenizer, chat_model, side, processes)
     dialects: tuple[Dialect[Any], ...] = (chats, BatchChatDialect(chats), CompletionDialect(tokenizer, side))
+    embeddings = EmbeddingRunner(models, tokenizer, generator, metrics, side)
     return Runners(
         {
             dialect.kind: RequestRunner(dialect, models, tokenizer, generator, metrics, side, grammars)
             for dialect in dialects
         },
-        EmbeddingRunner(models, tokenizer, generator, metrics, side),
+        embeddings,
+        ScoreRunner(embeddings),
         models,
         tokenizer,
         side,

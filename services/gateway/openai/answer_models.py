@@ -313,6 +313,48 @@ class EmbeddingList(Described):
     usage: EmbeddingUsage
 
 
+class Score(Described):
+    """The score of one pair."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreList(Described):
+    """The scores of all pairs, in order."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Score]
+    usage: EmbeddingUsage
+
+
+class RankedDocument(Described):
+    """A document of the request."""
+
+    text: str
+
+
+class RankedResult(Described):
+    """A document's place in the request, and its score; without the document where the request wants none."""
+
+    index: int
+    document: RankedDocument | None = None
+    relevance_score: float
+
+
+class RankedList(Described):
+    """Documents, the best first."""
+
+    id: str
+    model: str
+    usage: EmbeddingUsage
+    results: list[RankedResult]
+
+
 class PooledOutput(Described):
     """The vector of one input, as in an `Embedding`."""
 

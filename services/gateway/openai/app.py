@@ -12,6 +12,7 @@ from services.gateway.api.caller import Authenticator
 from services.gateway.api.dialects.chat_batch import BatchChatRequest
 from services.gateway.api.dialects.completions import CompletionRequest
 from services.gateway.api.dialects.embedding_inputs import EmbeddingRequest, PoolingRequest
+from services.gateway.api.dialects.scoring import RerankRequest, ScoreRequest
 from services.gateway.api.generation import Generator
 from services.gateway.api.records.limits_left import LIMIT_HEADERS
 from services.gateway.api.records.request_record import IGNORED_FIELDS, TOOLS
@@ -42,6 +43,7 @@ from services.gateway.openai.render import (
 )
 from services.gateway.openai.responses.routes import response_routes
 from services.gateway.openai.responses.store import ResponseStore
+from services.gateway.openai.scoring import ScoringEndpoint, ranked_list, score_list
 from services.gateway.openai.tokens import Tokens
 
 # At these nobody is asked for a key: they say whether the gateway serves, and to scrapers of metrics how. A browser has
@@ -109,6 +111,7 @@ def create_app(parts: AppParts) -> ASGIApp:
         route("/inference/v1/generate", GenerateEndpoint(runners, limits), operations.GENERATE, "POST"),
         route("/v1/embeddings", embeddings, operations.EMBEDDINGS, "POST"),
         route("/pooling", pooling, operations.POOLING, "POST"),
+        *_score_routes(parts),
         *parts.other_apis,
         *response_routes(runners, limits, parts.response_store),
         route("/v1/models", models.list, operations.MODELS),
@@ -135,6 +138,15 @@ def create_app(parts: AppParts) -> ASGIApp:
     if parts.root_path:
         app = RootPath(app, parts.root_path)
     return _with_origins(app, parts.allowed_origins)
+
+
+def _score_routes(parts: AppParts) -> list[Route]:
+    rerank = ScoringEndpoint(parts.runners, parts.limits, RerankRequest, ranked_list)
+    score = ScoringEndpoint(parts.runners, parts.limits, ScoreRequest, score_list)
+    return [
+        *(route(path, rerank, operations.RERANK, "POST") for path in ("/v1/rerank", "/v2/rerank", "/rerank")),
+        *(route(path, score, operations.SCORE, "POST") for path in ("/v1/score", "/score")),
+    ]
 
 
 def _with_origins(app: ASGIApp, allowed: Sequence[str]) -> ASGIApp:

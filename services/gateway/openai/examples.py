@@ -8,6 +8,7 @@ TAGS: Mapping[str, tuple[str, ...]] = {
     "Chats and completions": ("/v1/chat/", "/v1/completions"),
     "Responses": ("/v1/responses",),
     "Messages": ("/v1/messages",),
+    "Scores": ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"),
     "Cohere": ("/v2/",),
     "Embeddings": ("/v1/embeddings", "/pooling"),
     "Models and tokens": ("/v1/models", "/inference/", "/tokenize", "/detokenize", "/tokenizer_info"),
@@ -17,6 +18,7 @@ TAG_WORDS = {
     "Chats and completions": "OpenAI's API, streamed and whole; and what a request would be to a worker (render).",
     "Responses": "OpenAI's Responses API: conversations that the server keeps.",
     "Messages": "Anthropic's Messages API.",
+    "Scores": "vLLM's endpoints for how well texts belong together, at the paths that Jina and Cohere have too.",
     "Cohere": "Cohere's API, version 2: chats and vectors of texts.",
     "Embeddings": "OpenAI's API for vectors of texts, and vLLM's.",
     "Models and tokens": "The model that is served, and its tokenizer.",
@@ -26,6 +28,8 @@ TAG_WORDS = {
 _QUESTION = {"role": "user", "content": "What is the capital of France?"}
 _CHAT = {"messages": [_QUESTION], "max_tokens": 32}
 _COMPLETION = {"prompt": "The capital of France is", "max_tokens": 16}
+_RANKED = {"query": "What is the capital of France?", "documents": ["It is Paris.", "Cats sleep."], "top_n": 1}
+_SCORED = {"text_1": "What is a capital?", "text_2": ["A city.", "A cat."]}
 
 BODIES: Mapping[str, Mapping[str, Any]] = {
     "/v1/chat/completions": _CHAT,
@@ -38,6 +42,8 @@ BODIES: Mapping[str, Mapping[str, Any]] = {
     "/v1/completions/render": _COMPLETION,
     "/v1/embeddings": {"input": ["A text.", "Another one."]},
     "/pooling": {"input": ["A text.", "Another one."]},
+    **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), _RANKED),
+    **dict.fromkeys(("/v1/score", "/score"), _SCORED),
     "/v1/responses": {"input": "What is the capital of France?", "max_output_tokens": 32},
     "/v1/responses/render": {"input": "What is the capital of France?", "max_output_tokens": 32},
     "/v1/messages": {"messages": [_QUESTION], "max_tokens": 32},

@@ -71,6 +71,16 @@ RESPONSES_NEUTRAL: Neutral = {
     "service_tier": ("auto", "default"),
 }
 
+SCORES_NEUTRAL: Neutral = {
+    "activation": (True,),
+    "chat_template": _NOTHING,
+    "chat_template_kwargs": ({},),
+    "max_tokens_per_doc": _NOTHING,
+    "mm_processor_kwargs": ({},),
+    "softmax": (True,),
+    "use_activation": (True,),
+}
+
 EMBEDDINGS_NEUTRAL: Neutral = {
     "messages": _NOTHING,
     "mm_processor_kwargs": ({},),

@@ -3,6 +3,7 @@
 from services.gateway.api.dialects.chat_batch import BatchChatRequest
 from services.gateway.api.dialects.completions import CompletionRequest
 from services.gateway.api.dialects.embedding_inputs import EmbeddingRequest, PoolingRequest
+from services.gateway.api.dialects.scoring import RerankRequest, ScoreRequest
 from services.gateway.api.requests.chat import ChatRequest
 from services.gateway.http.operation import GENERATING, READING, TOKENIZING, Operation
 from services.gateway.http.rendered import Rendered, RenderedList
@@ -22,14 +23,16 @@ from services.gateway.openai.answer_models import (
     ModelDescription,
     ModelList,
     PoolingList,
+    RankedList,
     ReadyAnswer,
     RequestList,
+    ScoreList,
     TokenizeAnswer,
     TokenizerInfo,
     VersionAnswer,
 )
 from services.gateway.openai.generate import GENERATE_NEUTRAL, GenerateRequest
-from services.gateway.openai.neutral import CHAT_NEUTRAL, COMPLETIONS_NEUTRAL, EMBEDDINGS_NEUTRAL
+from services.gateway.openai.neutral import CHAT_NEUTRAL, COMPLETIONS_NEUTRAL, EMBEDDINGS_NEUTRAL, SCORES_NEUTRAL
 from services.gateway.openai.render import (
     RENDER_CHAT_NEUTRAL,
     RENDER_COMPLETIONS_NEUTRAL,
@@ -83,6 +86,18 @@ POOLING = Operation(
     bodies={PoolingRequest: EMBEDDINGS_NEUTRAL},
     answer=PoolingList,
     bytes_too=True,
+    errors=GENERATING,
+)
+SCORE = Operation(
+    summary="A score for each pair of texts: how well they belong together",
+    bodies={ScoreRequest: SCORES_NEUTRAL},
+    answer=ScoreList,
+    errors=GENERATING,
+)
+RERANK = Operation(
+    summary="Documents in the order of how well they belong to a query, the best first",
+    bodies={RerankRequest: SCORES_NEUTRAL},
+    answer=RankedList,
     errors=GENERATING,
 )
 RENDER_CHAT = Operation(

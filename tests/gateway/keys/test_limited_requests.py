@@ -42,6 +42,7 @@ from tests.gateway.scripted_generator import Script
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
 MESSAGE = {**CHAT, "max_tokens": 5}
 TEXT = {"model": MODEL, "prompt": "Hi"}
+RANKED = {"model": MODEL, "query": "Hi", "documents": ["Ho"]}
 
 TOKENS_PER_MINUTE = 240  # so few that none comes back while a slow machine answers
 
@@ -52,6 +53,8 @@ COUNTED: dict[str, dict[str, Any]] = {
     "/v1/completions": TEXT,
     "/v1/embeddings": {"model": MODEL, "input": "Hi"},
     "/pooling": {"model": MODEL, "input": "Hi"},
+    **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), RANKED),
+    **{path: {"model": MODEL, "text_1": "Hi", "text_2": "Ho"} for path in ("/v1/score", "/score")},
     "/v1/messages": MESSAGE,
     "/v2/chat": CHAT,
     "/v2/embed": {"model": MODEL, "texts": ["Hi"]},
@@ -251,6 +254,9 @@ async def test_whatever_costs_the_gateway_work_counts(limited: tuple[Api, Limite
     if path in ("/v1/embeddings", "/pooling", "/v2/embed"):
         vector = np.ones(4, np.float32)
         api.generator.script = Script([Delta([], None, FinishReason.LENGTH, 0, embedding=vector)])
+    if path.endswith(("/rerank", "/score")):
+        both = [Delta([], None, FinishReason.LENGTH, 0, choice, embedding=np.ones(4, np.float32)) for choice in (0, 1)]
+        api.generator.script = Script(both, for_all=False)
     names = ("x-ratelimit-{what}-{unit}", "anthropic-ratelimit-{unit}-{what}")
     name = names["messages" in path]
     left = []

@@ -308,6 +308,7 @@ async def test_models_of_one_name_are_told_apart():
 
 async def test_every_operation_has_a_group_and_a_body_an_example_that_is_answered(api: Api, document: dict[str, Any]):
     vectors = embedding_deltas([1.0, 0.0], [0.0, 1.0])
+    three_vectors = embedding_deltas([1.0, 0.0], [0.0, 1.0], [0.6, 0.8])
     groups = {tag["name"] for tag in document["tags"]}
     used = set()
     for path, methods in document["paths"].items():
@@ -318,7 +319,9 @@ async def test_every_operation_has_a_group_and_a_body_an_example_that_is_answere
             if "requestBody" in operation:
                 example = operation["requestBody"]["content"]["application/json"]["example"]
                 embeds = path in ("/v1/embeddings", "/pooling", "/v2/embed")
-                api.generator.script = vectors if embeds else Script(delta_per_token(api.tokens("Hi")))
+                scores = path.endswith(("/rerank", "/score"))
+                words = Script(delta_per_token(api.tokens("Hi")))
+                api.generator.script = vectors if embeds else three_vectors if scores else words
                 assert (await api.http.post(path, json=example)).status_code == 200, path
     assert used == groups
     assert (await api.http.get(f"/v1/models/{MODEL}")).status_code == 200

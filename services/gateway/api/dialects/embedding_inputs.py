@@ -42,6 +42,8 @@ def _truncation(value: int) -> int:
     return value
 
 
+Truncation = Annotated[WholeNumber, AfterValidator(_truncation)]  # tokens of an input that stay; -1: all that fit
+
 # As it comes. What is in lists is checked when they become token ids.
 _InputJson = OnePrompt | Annotated[list[OnePrompt], Field(min_length=1, max_length=MAX_INPUTS)]
 
@@ -62,12 +64,16 @@ class EmbeddingRequest(Open):
     pooling: Literal["last", "mean", "cls"] | None = None
     normalize: bool | None = None  # None: yes
     add_special_tokens: bool | None = None
-    truncate_prompt_tokens: Annotated[WholeNumber, AfterValidator(_truncation)] | None = None
+    truncate_prompt_tokens: Truncation | None = None
     truncation_side: Literal["left", "right"] | None = None  # whose tokens go; None: right
     cache_salt: Label | None = None
     priority: Priority | None = None
     request_id: Label | None = None
     user: str | None = None  # the client's own note, which asks for nothing
+
+    def param_of(self, index: int) -> str:
+        """Returns the name of the field that an input comes from."""
+        return self.prompt_param
 
     def check_combinations(self) -> None:
         """Checks fields that only make sense together. Raises ApiError."""
@@ -100,9 +106,9 @@ class EmbeddingInputs:
             message = f"Invalid 'truncate_prompt_tokens': it must be at most the context length of {max_tokens} tokens."
             raise invalid(message, "truncate_prompt_tokens", "integer_above_max_value")
         inputs = separate_prompts(request.input, param, MAX_INPUTS)
-        for one in inputs:
+        for number, one in enumerate(inputs):
             if isinstance(one, str) and request.truncate_prompt_tokens is None:
-                check_text_length(self._tokenizer, one, max_tokens, param)
+                check_text_length(self._tokenizer, one, max_tokens, request.param_of(number))
         make_all = partial(self._make_all, inputs, request, max_tokens)
         if len(inputs) <= _FEW_INPUTS and sum(map(len, inputs)) <= _SHORT:
             made = make_all()
@@ -110,9 +116,9 @@ class EmbeddingInputs:
             made = await asyncio.to_thread(make_all)  # tokenizing releases the interpreter lock
         else:
             made = await self._side.run(make_all)
-        for number, prompt in enumerate(made, start=1):
-            self._check(prompt.token_ids, max_tokens, param)
-            if number % _AT_ONCE == 0:
+        for number, prompt in enumerate(made):
+            self._check(prompt.token_ids, max_tokens, request.param_of(number))
+            if (number + 1) % _AT_ONCE == 0:
                 await asyncio.sleep(0)
         return made
 
@@ -127,18 +133,18 @@ class EmbeddingInputs:
         """Makes the prompts, and empties the list: every garbage collection would look at a million ids again."""
         made = []
         for number, one in enumerate(inputs):
-            made.append(self._make(one, request, max_tokens))
+            made.append(self._make(one, request, max_tokens, request.param_of(number)))
             inputs[number] = ""
         return made
 
-    def _make(self, one: str | list[Any], request: EmbeddingRequest, max_tokens: int) -> Prompt:
+    def _make(self, one: str | list[Any], request: EmbeddingRequest, max_tokens: int, param: str) -> Prompt:
         most, from_left = request.truncate_prompt_tokens, request.truncation_side == "left"
         most = max_tokens if most == -1 else most
         if isinstance(one, list):
             kept = one if most is None else one[-most:] if from_left else one[:most]
-            return Prompt(as_token_ids(kept, request.prompt_param))
+            return Prompt(as_token_ids(kept, param))
         special = True if request.add_special_tokens is None else request.add_special_tokens
-        limits = TextLimits(max_tokens=max_tokens, kept=most, from_right=not from_left, param=request.prompt_param)
+        limits = TextLimits(max_tokens=max_tokens, kept=most, from_right=not from_left, param=param)
         part = limits.part_of(self._tokenizer, one)
         if most is None:
             return Prompt(self._tokenizer.encode(part, add_special_tokens=special))
