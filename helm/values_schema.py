@@ -205,9 +205,9 @@ RULES: dict[str, Schema] = {
     "relabelings": _ref("objects"),
     "metricRelabelings": _ref("objects"),
     "monitoring.monitor": {"enum": ["none", "service", "pod"]},
-    "monitoring.rules.errorRatio": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+    "monitoring.rules.errorRatio": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
     "monitoring.rules.ttftSeconds": {"enum": ttft_bounds()},
-    "monitoring.rules.ttftObjective": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+    "monitoring.rules.ttftObjective": {"type": "number", "minimum": 0.95, "exclusiveMaximum": 1},  # see _alerts.tpl
     "monitoring.rules.without": _ref("texts"),
     "monitoring.rules.runbooks": {"type": "string", "pattern": "^(https?://[^#]+)?$"},
     "parentRefs": _ref("objects"),

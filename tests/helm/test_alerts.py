@@ -147,6 +147,22 @@ def test_values_of_the_alerts_are_numbers_in_them(helm: Helm):
     assert f"14.4 * (1 - {values['ttftObjective']})" in text
 
 
+def test_first_tokens_can_be_late_enough_for_every_alert_at_the_lowest_objective(helm: Helm, tmp_path: Path):
+    """A share is above no threshold of 1 or more."""
+    lowest = json.loads((CHART / "values.schema.json").read_text())
+    for name in ("monitoring", "rules", "ttftObjective"):
+        lowest = lowest["properties"][name]
+    values = tmp_path / "values.yaml"
+    values.write_text(f"monitoring: {{rules: {{enabled: true, ttftObjective: {lowest['minimum']}}}}}")
+    found = re.findall(r"> ([\d.]+) \* \(1 - ([\d.]+)\)", json.dumps(rules_of(helm, values)))
+    assert len(found) == 4
+    assert all(float(times) * (1 - float(objective)) < 0.8 for times, objective in found)
+    lower = tmp_path / "lower.yaml"
+    lower.write_text("monitoring: {rules: {ttftObjective: 0.9499}}")
+    with pytest.raises(Refused, match="ttftObjective"):
+        helm.render(lower)
+
+
 async def test_the_time_of_a_first_token_is_a_bucket_that_gateways_count(helm: Helm, tmp_path: Path):
     """As Prometheus 2 writes it, `0.5` and `10.0`, and as `le` would be written elsewhere, `10`."""
     async with running_api() as api:

@@ -3,6 +3,7 @@ The alerts, as YAML: a map of one list. docs/run/alerts.md has a section for eac
 
 The first tokens' alerts go by how fast a budget is used up, in a long window and in a short one, so that they begin soon
 and end soon (Site Reliability Workbook, chapter 5: 14.4 is 2 % of a month's budget in an hour, 6 is 5 % of it in 6 hours).
+An objective is at least 0.95, by the schema: below 1 - 1 / 14.4 no share of late requests would be above the threshold.
 */}}
 {{- define "baton.alerts" -}}
 {{- $rules := .Values.monitoring.rules }}
