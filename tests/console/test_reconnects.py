@@ -24,9 +24,11 @@ def test_a_feed_that_ends_is_told_and_followed_again(browser: Browser):
         port = stand_in.server_port
     browser.wait_for(".feed .badge", "not connected")
     browser.wait_for(".feed-words", "next try in")
+    assert " old, " in browser.texts(".feed-words")[0]
     assert len(browser.all("article.card[data-role]")) == feed.num_prefill + feed.num_decode
     with serving(feed, port):
         browser.press("Try now")
+        assert browser.driver.switch_to.active_element.get_attribute("class") == "feed"  # the button is gone
         browser.wait_for(".feed .badge", "live")
         assert browser.errors(CUT_OFF) == []
         browser.driver.get("about:blank")

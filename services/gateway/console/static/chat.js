@@ -1,7 +1,7 @@
 /** One answer of the chat completions API as it comes in, streamed or whole. */
 
 import { serverEvents } from "./server_events.js";
-import { errorWords } from "./session.js";
+import { errorWords, failureWords } from "./session.js";
 
 /** An answer so far. Moments are milliseconds of `performance.now`. */
 export class Answer {
@@ -57,7 +57,7 @@ export async function ask(url, headers, body, answer, onChange, signal) {
     else takeWhole(await response.json(), answer);
   } catch (error) {
     if (signal.aborted) answer.stopped = true;
-    else answer.error = error instanceof TypeError ? "The gateway does not answer." : error.message;
+    else answer.error = failureWords(error);
   }
   answer.endedAt = performance.now();
   onChange(answer);

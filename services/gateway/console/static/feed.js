@@ -3,17 +3,19 @@
  * tries again, after a growing wait. A feed that is silent is told as stale, and
  * aborted after a while.
  *
- * States that listeners get: `{kind, why, retryAt}` with one of
+ * States that listeners get: `{kind, why, retryAt, since}` with one of
  *
  *   connecting   nothing has come so far
  *   live         the last second's word is here
  *   stale        nothing came for some seconds; the connection still stands
  *   waiting      it failed, `why`; the next try is at `retryAt` (milliseconds since 1970)
  *   key          the gateway wants a key
+ *
+ * `since`: when the last event came, in whichever connection (milliseconds since 1970); null: none came so far.
  */
 
 import { serverEvents } from "./server_events.js";
-import { KeyWanted } from "./session.js";
+import { failureWords, KeyWanted } from "./session.js";
 
 const STALE_MS = 4000;
 const SILENT_MS = 20_000;
@@ -26,7 +28,8 @@ export class Feed {
   #tellState;
   #abort = null;
   #wake = () => undefined;
-  #heardAt = 0;
+  #heardAt = null; // when the last event came
+  #triedAt = 0; // when the last try began
   #failures = 0;
   #running = false;
 
@@ -68,7 +71,7 @@ export class Feed {
   /** Follows one connection to its end, and returns the error that ended it. */
   async #listen() {
     this.#abort = new AbortController();
-    this.#heardAt = Date.now();
+    this.#triedAt = Date.now();
     const watch = setInterval(() => this.#lookAtClock(), 1000);
     try {
       const answer = await this.#session.get("feed", this.#abort.signal);
@@ -79,7 +82,7 @@ export class Feed {
         this.#take(event, JSON.parse(data));
         this.#tellState({ kind: "live" });
       }
-      return new Error("the gateway ended the feed");
+      return new Error("The gateway ended the feed");
     } catch (error) {
       return error;
     } finally {
@@ -89,7 +92,7 @@ export class Feed {
   }
 
   #lookAtClock() {
-    const silent = Date.now() - this.#heardAt;
+    const silent = Date.now() - Math.max(this.#triedAt, this.#heardAt ?? 0);
     if (silent > SILENT_MS) this.#abort.abort(new Error(`nothing came for ${Math.round(silent / 1000)} s`));
     else if (silent > STALE_MS) this.#tellState({ kind: "stale", since: this.#heardAt });
   }
@@ -97,15 +100,10 @@ export class Feed {
   async #pause(why) {
     const wait = Math.min(LONGEST_WAIT_MS, FIRST_WAIT_MS * 2 ** this.#failures) * (0.75 + Math.random() / 2);
     this.#failures += 1;
-    this.#tellState({ kind: "waiting", why: words(why), retryAt: Date.now() + wait, since: this.#heardAt });
+    this.#tellState({ kind: "waiting", why: failureWords(why), retryAt: Date.now() + wait, since: this.#heardAt });
     await new Promise((resolve) => {
       this.#wake = resolve;
       setTimeout(resolve, wait);
     });
   }
-}
-
-/** Why there is no answer: browsers say "Failed to fetch" and the like for any reason. */
-function words(error) {
-  return error instanceof TypeError ? "the gateway does not answer" : error.message;
 }

@@ -1,6 +1,8 @@
 /** The form that asks for a key, where the gateway wants one. */
 
-import { el, newId } from "./dom.js";
+import { el, newId, setAll, setText } from "./dom.js";
+
+const SENDABLE = /^[\x21-\x7e]+$/; // in a header
 
 /**
  * @param {string} why - the gateway's words
@@ -18,22 +20,30 @@ export function keyForm(why, onKey) {
     "aria-describedby": `${id}-about`,
     size: 44,
   });
+  const told = el("p.note", { role: "status", id: `${id}-told` }, why);
   const submit = (event) => {
     event.preventDefault();
-    onKey(input.value.trim());
+    const key = input.value.trim();
+    if (SENDABLE.test(key)) {
+      onKey(key);
+      return;
+    }
+    setText(told, "This cannot be a key: keys have ASCII letters, digits and signs alone, and no spaces.");
+    setAll(input, { "aria-invalid": "true", "aria-describedby": `${told.id} ${id}-about` });
+    input.focus();
   };
   const form = el(
     "form.panel.key-form",
     { submit },
     el("h1", { tabindex: "-1" }, "This gateway asks for a key"),
-    el("p.note", { role: "status" }, why),
+    told,
     el("label", { for: id }, "API key"),
     el("div.row", input, el("button.primary", { type: "submit" }, "Open the console")),
     el(
       "p.small.muted",
       { id: `${id}-about` },
-      "A key with the right admin sees the whole fleet, any other key its own requests. The key stays in this tab, ",
-      "until you close it, and is sent in the header Authorization alone.",
+      "A key with the right admin sees the whole fleet. Any other key sees its own requests, at the API's port alone. ",
+      "The key stays in this tab, until you close it, and is sent in the header Authorization alone.",
     ),
   );
   return { title: "Key", element: form, close: () => undefined };

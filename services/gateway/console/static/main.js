@@ -53,11 +53,14 @@ function askForKey(why) {
   const taken = (key) => {
     wantsKey = false;
     session.key = key;
+    frame.showKey(true);
     shownAs = null;
     showWaiting();
+    main.focus(); // the form is gone, which had the keyboard
     feed.start();
   };
   show("", keyForm(session.key ? `The gateway does not take this key: ${why}` : why, taken));
+  main.querySelector("input").focus();
 }
 
 function showWaiting() {
@@ -91,7 +94,7 @@ function showRoute(anew) {
 }
 
 store.on("about", () => {
-  frame.showAbout(store.about, session.key !== "");
+  frame.showAbout(store.about);
   showRoute(false);
 });
 addEventListener("hashchange", () => showRoute(true));
@@ -101,6 +104,7 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault(); // the address after # names the page
   main.focus();
 });
-frame.showAbout(null, false);
+frame.showAbout(null);
+frame.showKey(session.key !== "");
 showWaiting();
 feed.start();

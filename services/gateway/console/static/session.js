@@ -57,10 +57,20 @@ export class Session {
 
 /** The words of an answer that is an error: those of the gateway, or the status alone. */
 export async function errorWords(answer) {
-  const text = await answer.text();
+  return wordsIn(await answer.text()) ?? `HTTP ${answer.status} ${answer.statusText}`.trim();
+}
+
+/** The words of an error as JSON, the gateway's or a proxy's; null: it has none, as a proxy's page. */
+function wordsIn(text) {
   try {
-    return JSON.parse(text).error.message;
+    const error = JSON.parse(text)?.error;
+    return [error?.message, error].find((words) => typeof words === "string") ?? null;
   } catch {
-    return `HTTP ${answer.status} ${answer.statusText}`.trim(); // a proxy's page, say
+    return null;
   }
+}
+
+/** Why there is no answer: browsers say "Failed to fetch" and the like for any reason. */
+export function failureWords(error) {
+  return error instanceof TypeError ? "The gateway does not answer" : error.message;
 }

@@ -22,6 +22,7 @@ export function shell(pages, { onKeyRemoved, onRetry }) {
   const feedBadge = badge("busy", "connecting");
   setAll(feedBadge.element, { role: "status", "aria-label": "Connection to the gateway" });
   const feedWords = el("span.feed-words.muted.small");
+  const feed = el("p.feed", { tabindex: "-1" }, feedBadge.element, feedWords);
   const retry = el("button.quiet", { type: "button", hidden: true, click: onRetry }, "Try now");
   const removeKey = el("button.quiet", { type: "button", hidden: true, click: onKeyRemoved }, "Remove key");
   const items = [...links.values()].map((link) => el("li", link));
@@ -36,7 +37,7 @@ export function shell(pages, { onKeyRemoved, onRetry }) {
         el("span", "Baton"),
       ),
       el("nav", { "aria-label": "Pages" }, el("ul", items)),
-      el("div.head-end", el("p.feed", feedBadge.element, feedWords), retry, removeKey, themeButton()),
+      el("div.head-end", feed, retry, removeKey, themeButton()),
     ),
   );
   let state = { kind: "connecting" };
@@ -46,11 +47,15 @@ export function shell(pages, { onKeyRemoved, onRetry }) {
     showFeed(newState) {
       state = newState;
       feedBadge.show(...FEED[state.kind]);
-      retry.hidden = state.kind !== "waiting";
+      const isOver = state.kind !== "waiting";
+      if (isOver && retry === document.activeElement) feed.focus(); // what hides loses the keyboard
+      retry.hidden = isOver;
       showClock();
     },
-    showAbout(about, hasKey) {
+    showKey(hasKey) {
       removeKey.hidden = !hasKey;
+    },
+    showAbout(about) {
       const names = about ? visiblePages(pages, about).map((page) => page.name) : [];
       for (const [name, link] of links) link.parentElement.hidden = about !== null && !names.includes(name);
       replace(document.getElementById("foot"), about ? aboutWords(about) : []);
@@ -68,10 +73,11 @@ export function visiblePages(pages, about) {
 }
 
 function feedText(state) {
-  if (state.kind === "stale") return `last word ${span((Date.now() - state.since) / 1000)} ago`;
+  const age = state.since ? span((Date.now() - state.since) / 1000) : null;
+  if (state.kind === "stale") return age ? `last word ${age} ago` : "no word so far";
   if (state.kind !== "waiting") return "";
   const left = Math.max(0, state.retryAt - Date.now()) / 1000;
-  return `${state.why}; what you see is ${span((Date.now() - state.since) / 1000)} old, next try in ${span(left)}`;
+  return `${state.why}; ${age ? `what you see is ${age} old, ` : ""}next try in ${span(left)}`;
 }
 
 function themeButton() {
