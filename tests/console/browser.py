@@ -24,6 +24,15 @@ WIDE, NARROW = 1280, 400  # pixels
 HEIGHT = 900
 THEMES = ("light", "dark")
 WAIT_S = 20.0
+# What a page has when it shows something: of a fleet with workers, a gateway that had requests and has plotly.
+READY = {
+    "fleet": "article.card[data-role=decode]",
+    "requests": ".space .request-row",
+    "cache": ".chart .plot .main-svg",
+    "latency": ".chart .plot .main-svg",
+    "playground": ".playground textarea",
+}
+READY_ONE = ".request-page .figure, .request-page .why"  # of one request, or of one that is not known
 
 _OPTIONS = (
     "--headless=new",
@@ -64,10 +73,16 @@ class Browser:
         self.command("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}, motion])
         self.driver.get(url)
 
-    def go(self, page: str) -> None:
-        """Follows the address of a page of the console, and waits until its heading is there."""
+    def go(self, page: str, ready: str | None = None) -> None:
+        """Follows the address of a page of the console, and waits until that page has what it shows.
+
+        ready: another selector than READY has for it.
+        """
         self.run("location.hash = arguments[0]", f"#/{page}")
-        self.wait_for("main h1")
+        name, _, one = page.partition("/")
+        title = f"Request {one.partition('?')[0]}" if one else name.capitalize()
+        self.wait_until(lambda: self.driver.title.startswith(f"{title} ·"), f"the page {page}")
+        self.wait_for(ready or (READY_ONE if one else READY[name]))
 
     def command(self, name: str, **parameters: object) -> dict[str, Any]:
         """A command of the DevTools protocol."""
@@ -79,9 +94,9 @@ class Browser:
         return self.driver.execute_script(script, *arguments)
 
     def run_module(self, file: str, expression: str) -> Any:
-        """What an expression says of `module`, a module of the console's."""
-        then = f"(module) => done({expression}), (error) => done(`${{error}}`)"
-        return self.driver.execute_async_script(f"const done = arguments[0]; import('./{file}').then({then});")
+        """What an expression says of `module`, a module of the console's. A promise is waited for."""
+        then = f".then(async (module) => done(await ({expression}))).catch((error) => done(`${{error}}`))"
+        return self.driver.execute_async_script(f"const done = arguments[0]; import('./{file}'){then};")
 
     def find(self, selector: str) -> WebElement:
         """The first element that is shown."""

@@ -39,6 +39,7 @@ def figures(browser: Browser, within: str) -> dict[str, str]:
     return dict(zip(browser.texts(f"{within} .figure dt"), browser.texts(f"{within} .figure dd"), strict=True))
 
 
+@pytest.mark.long
 def test_figures_of_pages_are_those_of_the_records(browser: Browser, stack: Stack):
     """Times within 5 %, since histograms have buckets and people read three digits; tokens exactly."""
     with stack.serving() as gateway:
@@ -58,6 +59,7 @@ def test_figures_of_pages_are_those_of_the_records(browser: Browser, stack: Stac
         assert int(shown["Of them cached"]) == sum(record["cached_tokens"] for record in records)
 
 
+@pytest.mark.long
 def test_slo_attainment_is_shown_where_there_is_an_slo(browser: Browser, keyed: Keyed):
     browser.open(console(keyed.gateway, "latency"))
     enter(browser, keyed.keys.operator)
@@ -82,7 +84,7 @@ def test_without_plotly_tables_have_the_figures_and_the_page_says_what_to_instal
         browser.open(f"{stand_in.url}#/latency")
         browser.wait_for(".note", "pip install")
         browser.wait_for("[data-measure=ttft] table tbody tr td", "ms")
-        browser.go("cache")
+        browser.go("cache", ".chart table tbody tr td")
         browser.wait_for(".chart table tbody tr td", "%")
         assert not any("plotly" in url for url in browser.asked)
         assert browser.errors() == []

@@ -38,7 +38,7 @@ def test_a_key_is_in_no_address_and_nothing_keeps_it_beyond_the_tab(browser: Bro
     enter(browser, PLAIN)
     browser.wait_for("article.card[data-role=decode]")
     for page in ("requests", "playground", "latency", "cache", "fleet"):
-        browser.go(page)
+        browser.go(page, "main h1")  # nobody may have asked for anything so far
     assert browser.errors(ASKED) == []
     assert browser.asked
     assert not any(PLAIN in url for url in browser.asked)
@@ -53,5 +53,9 @@ def test_a_wrong_key_is_told_and_another_may_be_entered(browser: Browser, keyed:
     browser.open(console(keyed.gateway))
     enter(browser, "no-such-key")
     browser.wait_for("form.key-form .note", "does not take this key")
+    browser.wait_for("#head button", "Remove key")
+    enter(browser, "ключ")  # which no header can have
+    browser.wait_for("form.key-form .note", "This cannot be a key")
+    browser.find("form.key-form input").clear()
     enter(browser, keyed.keys.operator)
     browser.wait_for("article.card[data-role=decode]")
