@@ -1,7 +1,7 @@
 """A feed that nobody measured: as many requests, workers and handoffs as a test wants, without running them.
 
-Its form is that of the gateway's own feed. `tests/console` shows it to a browser where a real stack would take minutes
-to get there: thousands of requests, dozens of workers, an hour of history.
+Its form is that of the gateway's own feed, which test_made_up.py holds it to. `tests/console` shows it to a browser
+where a real stack would take minutes to get there: thousands of requests, dozens of workers, an hour of history.
 """
 
 import math
@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
+
+from services.gateway.console.server_events import ROWS_AT_ONCE
 
 Json = dict[str, Any]
 
@@ -62,17 +64,25 @@ class MadeUpFeed:
             "slo": {"ttft_s": 0.5},
         }
 
-    def hello(self) -> Json:
-        """The first event, with an hour of samples and all requests but those in flight."""
-        hour = [self.sample(self.now - STEP_S * (720 - number)) for number in range(720)]
+    def beginning(self) -> Iterator[tuple[str, Json]]:
+        """The first events of a stream: an hour of samples, and all requests but those in flight."""
         rows = [self.row(self.now - 2 - number * 0.7) for number in range(self.num_requests, 0, -1)][::-1]
+        yield "hello", self.hello(rows[:ROWS_AT_ONCE])
+        for first in range(ROWS_AT_ONCE, len(rows), ROWS_AT_ONCE):
+            yield "requests", {"rows": rows[first : first + ROWS_AT_ONCE]}
+        yield "prefixes", self._prefixes_event()
+        yield "tick", self.tick()
+
+    def hello(self, rows: Sequence[Json]) -> Json:
+        """The first event. rows: the newest requests, newest first."""
+        hour = [self.sample(self.now - STEP_S * (720 - number)) for number in range(720)]
         history = {"step_s": STEP_S, "bounds": dict.fromkeys(("ttft", "itl", "e2e", "queue"), BOUNDS), "samples": hour}
         events = [
             {"at": self.now - 900, "kind": "worker_up", "name": self.decode[0], "text": "decode worker connected"},
             {"at": self.now - 320, "kind": "handoff_failed", "name": self.prefill[0], "text": "failed_deadline"},
             {"at": self.now - 60, "kind": "draining", "name": self.decode[-1], "text": "it takes no new work"},
         ]
-        return {**self.about(), "now": self.now, "history": history, "requests": rows, "events": events}
+        return {**self.about(), "now": self.now, "history": history, "requests": [*rows], "events": events}
 
     def next_second(self) -> Iterator[tuple[str, Json]]:
         """The events of the second that passes now, each with its name."""
@@ -85,7 +95,10 @@ class MadeUpFeed:
         yield "tick", self.tick()
         if int(self.now) % STEP_S == 0:
             yield "sample", self.sample(self.now)
-            yield "prefixes", {"now": self.now, "since": self.now - 300, "prefixes": self.prefixes()}
+            yield "prefixes", self._prefixes_event()
+
+    def _prefixes_event(self) -> Json:
+        return {"now": self.now, "since": self.now - 300, "prefixes": self.prefixes()}
 
     def tick(self) -> Json:
         """The state of the fleet: one worker drains, one is gone, one link is avoided."""
@@ -100,7 +113,7 @@ class MadeUpFeed:
             "now": self.now,
             "gateway": {**gateway, "loop_pause_ms": 3.2},
             "gateways": {"known": 2},
-            "redis": {"state": "ok", "why": None},
+            "redis": {"state": "ok", "why": None, "since": self.now - 8000},
             "workers": workers,
             "links": [*self.links.values()],
             "unhealthy": [problem],
@@ -110,7 +123,9 @@ class MadeUpFeed:
         used = int(700 + 500 * math.sin(self.now / 30 + len(address) + sum(map(ord, address))))
         return {
             "address": address,
+            "incarnation": f"{sum(map(ord, address)):016x}",
             "role": role,
+            "fingerprint": "5c1e",
             "state": "ok",
             "why": None,
             "since": self.now - 5000,
@@ -120,6 +135,12 @@ class MadeUpFeed:
             "running": self.draw.randrange(9),
             "waiting": self.draw.randrange(3),
             "draining": False,
+            "available_blocks": 2008 - max(0, used),
+            "quarantined_blocks": 40,
+            "num_blocks": 2048,
+            "vocab_size": 32_000,
+            "knows": [],
+            "clock_lead_s": 0.0,
             "max_num_seqs": 64,
             "max_model_len": 8192,
             "block_size": 16,
@@ -164,6 +185,7 @@ class MadeUpFeed:
         wave = 1 + 0.5 * math.sin(at / 400)
         prompt = int(4000 * wave)
         counted = {name: self._counts(scale * wave, 60) for name, scale in _SCALES.items()}
+        sums = {name: 60 * scale * wave * math.exp(0.6**2 / 2) for name, scale in _SCALES.items()}
         return {
             "at": at,
             "s": STEP_S,
@@ -172,6 +194,7 @@ class MadeUpFeed:
             "cached_tokens": int(prompt * (0.5 + 0.2 * math.sin(at / 250))),
             "generated_tokens": 2100,
             **counted,
+            "sums": sums,
             "in_flight": 7,
             "waiting": 1,
             "kv_used": {address: 0.5 + 0.3 * math.sin(at / 300 + index) for index, address in enumerate(self.decode)},

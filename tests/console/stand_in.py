@@ -64,8 +64,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _write_feed(self) -> None:
         feed = self.server.feed
-        self._event("hello", feed.hello())
-        self._event("tick", feed.tick())
+        for name, data in feed.beginning():
+            self._event(name, data)
         while not self.server.ending:
             time.sleep(1)
             for name, data in feed.next_second():
