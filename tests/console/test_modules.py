@@ -72,10 +72,115 @@ def test_a_tenant_s_samples_are_made_of_its_own_rows(page: Browser):
         {"n": 0, "state": "in flight", "at": 100.0, "ms": None, "ttft_ms": 100.0, "prompt": 9, "cached": 0},
     ]
     bounds = {"ttft": [0.1, 1], "e2e": [0.6, 1]}
-    (sample,) = page.run_module("own_samples.js", f"module.ownSamples({js(rows)}, {js(bounds)}, 5)")
+    (sample,) = page.run_module("own_samples.js", f"module.ownSamples({js(rows)}, {js(bounds)}, 5, 104)")
     assert sample["at"] == 105
     assert (sample["prompt_tokens"], sample["cached_tokens"]) == (40, 16)
     assert (sample["ttft"], sample["e2e"]) == ([0, 1, 0], [1, 1, 0])
+
+
+def test_a_tenant_s_quiet_times_are_samples_too(page: Browser):
+    """Else tokens a second would be those of the steps that have a request."""
+    ended = {"state": "done", "ms": 1000.0, "ttft_ms": 200.0, "prompt": 600, "cached": 0}
+    rows = [{"n": 2, "at": 151.0, **ended}, {"n": 1, "at": 101.0, **ended}, {"n": 0, "at": 9e9, **ended}]
+    own = f"module.ownSamples({js(rows)}, {js({'ttft': [1], 'e2e': [1]})}, 5, 161)"
+    samples = page.run_module("own_samples.js", own)
+    assert [sample["at"] for sample in samples] == [*range(105, 165, 5)]
+    assert [sample["prompt_tokens"] for sample in samples if sample["prompt_tokens"]] == [600, 600]
+    (group,) = page.run_module("percentiles.js", f"module.grouped({js(samples)}, 600)")
+    chart = page.run_module("cache_charts.js", f"module.promptTokens([{js(group)}])")
+    assert chart["lines"][0]["values"] == [1200 / 60]
+
+
+def test_the_age_of_what_is_seen_is_counted_from_the_last_event(page: Browser):
+    """However often the feed is tried again after it."""
+    seen = page.run_module(
+        "feed.js",
+        """new Promise((resolve) => {
+            const answers = [() => new Response('event: tick\\ndata: {}\\n\\n')];
+            const get = async () => (answers.pop() ?? (() => { throw new TypeError(); }))();
+            const [waiting, heard] = [[], []];
+            const feed = new module.Feed({ get }, () => heard.push(Date.now()), (state) => {
+              if (state.kind !== "waiting") return;
+              waiting.push(state);
+              if (waiting.length === 3) { feed.stop(); resolve({ waiting, heard }); }
+              else setTimeout(() => feed.start(), 30);
+            });
+            feed.start();
+        })""",
+    )
+    (since,) = {state["since"] for state in seen["waiting"]}
+    assert since <= seen["heard"][0]
+
+
+def test_a_listener_that_fails_keeps_nothing_from_the_others(page: Browser):
+    told = page.run_module(
+        "store.js",
+        """(() => {
+            const store = new module.Store();
+            let told = 0;
+            store.on("prefixes", () => { throw new Error("of the test"); });
+            store.on("prefixes", () => { told += 1; });
+            store.take("prefixes", { prefixes: [] });
+            return told;
+        })()""",
+    )
+    assert told == 1
+    assert any("of the test" in error for error in page.errors())
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"error": {"message": "Not so."}}, "Not so."),
+        ({"error": "Bad gateway"}, "Bad gateway"),  # a proxy's
+        ({"error": {}}, "HTTP 502"),
+        (None, "HTTP 502"),
+    ],
+)
+def test_errors_have_words(page: Browser, body: object, words: str):
+    found = page.run_module("session.js", f"module.errorWords(new Response({js(js(body))}, {{ status: 502 }}))")
+    assert found == words
+
+
+def test_a_list_that_is_shown_again_keeps_the_keyboard(page: Browser):
+    """Also where elements change places, and where others go or come anew."""
+    kept = page.run_module(
+        "dom.js",
+        """(() => {
+            const parent = document.body.appendChild(document.createElement("div"));
+            const part = (of) => ({ of, make: () => module.el("button", of) });
+            const show = (...names) => module.showParts(parent, names.map(part));
+            show("a", "b", "c");
+            const button = parent.children[1];
+            button.focus();
+            const found = [["b", "c"], ["c", "b"], ["d", "b", "b"]].map((names) => {
+              show(...names);
+              return [document.activeElement === button, parent.textContent];
+            });
+            parent.remove();
+            return found;
+        })()""",
+    )
+    assert kept == [[True, "bc"], [True, "cb"], [True, "dbb"]]
+
+
+def test_the_table_of_a_chart_stays_while_its_figures_change(page: Browser):
+    """So it is scrolled, and read with the keyboard; other headings are another table."""
+    same = page.run_module(
+        "chart_tables.js",
+        """(() => {
+            const table = module.chartTable("A chart");
+            const line = (name, ...values) => ({ times: [1, 2], words: String, lines: [{ name, values }] });
+            const shown = [line("a", 1, 2), line("a", 3, 4), line("b", 5, 6)].map((data) => {
+              table.show(data);
+              return table.element.querySelector("[role=region]");
+            });
+            return [shown[0] === shown[1], shown[1] === shown[2], shown[1].innerText, shown[2].innerText];
+        })()""",
+    )
+    assert same[:2] == [True, False]
+    assert "3" in same[2]
+    assert "6" in same[3]
 
 
 @pytest.mark.parametrize(

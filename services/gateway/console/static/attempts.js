@@ -17,13 +17,16 @@ const WHY = {
   suspect: "it may be what ends workers, and is computed apart",
 };
 
-/** All attempts of a record. */
-export function attemptSections(record) {
-  const more = record.num_attempts - record.attempts.length;
-  return [
-    ...record.attempts.map((attempt) => attemptSection(attempt, record.attempts.length)),
-    more > 0 && el("p.muted", `${more} further attempts were made whose records are not kept.`),
-  ].filter(Boolean);
+/** All attempts of a record, for `showParts`. */
+export function attemptParts(record) {
+  const { length } = record.attempts;
+  const parts = record.attempts.map((attempt) => ({
+    of: [attempt, length],
+    make: () => attemptSection(attempt, length),
+  }));
+  const more = record.num_attempts - length;
+  const words = `${more} further attempts were made whose records are not kept.`;
+  return more > 0 ? [...parts, { of: more, make: () => el("p.muted", words) }] : parts;
 }
 
 function attemptSection(attempt, of) {

@@ -1,7 +1,7 @@
 /** The page of the cache: the hit rate over time, shared prefixes by what they save, evictions, KV in use. */
 
 import { evictions, hitRates, kvInUse, promptTokens } from "./cache_charts.js";
-import { Chart, missingWords, windowChoice } from "./charts.js";
+import { Chart, emptyWords, missingWords, windowChoice } from "./charts.js";
 import { el, setText } from "./dom.js";
 import { figureRow } from "./figures.js";
 import { percent, shortCount } from "./format.js";
@@ -52,10 +52,7 @@ export function openCache({ store }) {
   const show = () => {
     const samples = recent(store.visibleSamples(), store.now(), wanted.seconds);
     const groups = grouped(samples, Math.max(wanted.groupS, store.stepS));
-    setText(
-      none,
-      samples.length ? "" : "No figures of this time so far: they come every few seconds while the gateway serves.",
-    );
+    setText(none, emptyWords(samples));
     const [prompt, cached] = [
       total(samples, (sample) => sample.prompt_tokens),
       total(samples, (sample) => sample.cached_tokens),
@@ -69,7 +66,7 @@ export function openCache({ store }) {
     for (const [make, chart] of charts) chart.show(make(groups));
   };
   const ends = [
-    store.on(seesAll ? "samples" : "rows", show),
+    store.on("samples", show),
     store.on("prefixes", () => prefixes.show(store.prefixes)),
   ];
   prefixes.show(store.prefixes);

@@ -2,8 +2,8 @@
  * Charts with their figures as a table: where plotly is missing the tables are open, and the page says what to install.
  */
 
-import { heatTable, lineTable } from "./chart_tables.js";
-import { el, replace } from "./dom.js";
+import { chartTable } from "./chart_tables.js";
+import { el } from "./dom.js";
 import { chartLayout, heatTrace, lineTraces } from "./plot_traces.js";
 import { INSTALL, loadPlotly } from "./plotly.js";
 import { onTheme } from "./theme.js";
@@ -15,6 +15,11 @@ const WINDOWS = [
   ["1 hour", 3600, 60],
 ]; // seconds, and of a point
 const FIRST_WINDOW = 1;
+
+/** The words of a page without samples; "" where there are some. */
+export function emptyWords(samples) {
+  return samples.length ? "" : "No figures of this time so far: they come every few seconds while the gateway serves.";
+}
 
 /** The words where charts cannot be drawn; null where they can. */
 export function missingWords(hasPlotly) {
@@ -32,7 +37,7 @@ export function missingWords(hasPlotly) {
 export class Chart {
   #plot = el("div.plot", { role: "img", hidden: true });
   #empty = el("p.muted.empty", "Nothing was counted in this time.");
-  #table = el("div");
+  #table;
   #details;
   #plotly = null;
   #last = null;
@@ -42,7 +47,8 @@ export class Chart {
   /** @param {string} title @param {boolean} hasPlotly - at the gateway @param {string} [subject] - not in the title */
   constructor(title, hasPlotly, subject = "") {
     this.title = subject ? `${subject}: ${title}` : title;
-    this.#details = el("details", { open: !hasPlotly }, el("summary", "As a table"), this.#table);
+    this.#table = chartTable(this.title);
+    this.#details = el("details", { open: !hasPlotly }, el("summary", "As a table"), this.#table.element);
     this.element = el("figure.panel.chart", el("figcaption", title), this.#empty, this.#plot, this.#details);
     if (hasPlotly) this.#load();
   }
@@ -64,7 +70,7 @@ export class Chart {
     this.#plot.hidden = data === null || this.#plotly === null;
     if (data === null) return;
     this.#plot.setAttribute("aria-label", `${this.title}: ${data.summary}`);
-    replace(this.#table, data.lines ? lineTable(this.title, data) : heatTable(this.title, data));
+    this.#table.show(data);
     this.#draw();
   }
 

@@ -69,18 +69,42 @@ export function replace(element, ...children) {
 export function showList(parent, items, keyOf, make) {
   const kept = keptLists.get(parent) ?? new Map();
   const next = new Map();
-  let before = null;
   for (const item of items) {
     const key = keyOf(item);
     const view = kept.get(key) ?? make(item);
     view.update(item);
     next.set(key, view);
-    const wanted = before === null ? parent.firstChild : before.nextSibling;
-    if (wanted !== view.element) parent.insertBefore(view.element, wanted);
-    before = view.element;
   }
   for (const [key, view] of kept) if (!next.has(key)) view.element.remove();
   keptLists.set(parent, next);
+  const focused = parent.contains(document.activeElement) ? document.activeElement : null;
+  placeInOrder(parent, [...next.values()]);
+  if (focused !== document.activeElement) focused?.focus({ preventScroll: true }); // what is moved loses it
+}
+
+function placeInOrder(parent, views) {
+  let wanted = parent.firstChild;
+  for (const { element } of views) {
+    if (wanted === element) wanted = element.nextSibling;
+    else parent.insertBefore(element, wanted);
+  }
+}
+
+/**
+ * Shows parts as children of `parent`, and makes those anew that differ from what is shown.
+ *
+ * @param {Element} parent - has no other children
+ * @param {Array<{of: any, make: function(): Element}>} parts - of: all that a part shows, as JSON has it
+ */
+export function showParts(parent, parts) {
+  const number = new Map(); // of parts so far that show the same
+  const named = parts.map((part) => {
+    const name = JSON.stringify(part.of);
+    number.set(name, (number.get(name) ?? 0) + 1);
+    return { ...part, name: `${number.get(name)} ${name}` };
+  });
+  const make = (part) => ({ element: part.make(), update: () => undefined });
+  showList(parent, named, (part) => part.name, make);
 }
 
 let lastId = 0;

@@ -1,6 +1,6 @@
 /** The page of latency: percentiles and heat maps over time, of the histograms in samples; SLO attainment. */
 
-import { missingWords, windowChoice } from "./charts.js";
+import { emptyWords, missingWords, windowChoice } from "./charts.js";
 import { el, setText } from "./dom.js";
 import { measureSection } from "./measure_section.js";
 import { OWN_MEASURES } from "./own_samples.js";
@@ -39,15 +39,12 @@ export function openLatency({ store }) {
   );
   const show = () => {
     const samples = recent(store.visibleSamples(), store.now(), wanted.seconds);
-    setText(
-      none,
-      samples.length ? "" : "No figures of this time so far: they come every few seconds while the gateway serves.",
-    );
+    setText(none, emptyWords(samples));
     const groups = grouped(samples, Math.max(wanted.groupS, store.stepS));
     slo.show(samples, groups, store.about.slo?.ttft_s ?? null);
     for (const measure of measures) measure.show(groups, Math.max(wanted.groupS, store.stepS));
   };
-  const end = store.on(seesAll ? "samples" : "rows", show);
+  const end = store.on("samples", show);
   show();
   const close = () => {
     end();

@@ -1,7 +1,7 @@
 /** The phases of one request as a table, with their sum beside the request's time. */
 
 import { dataTable, tableRow } from "./data_table.js";
-import { el } from "./dom.js";
+import { el, setText } from "./dom.js";
 import { exactMs, percent } from "./format.js";
 import { phaseSpans, placeOf } from "./timeline_spans.js";
 
@@ -20,8 +20,18 @@ const MEANING = {
   rest: "no token came in this time",
 };
 
-/** The table of a record. */
-export function phaseTable(record) {
+/** The table; `show(record)`. */
+export function phaseTable() {
+  const table = dataTable("", HEADS, [], { shown: true, name: "phases" });
+  const show = (record) => {
+    setText(table.title, `The phases follow one another.${handoffWords(record.phases_ms.handoff)}`);
+    table.show(...phaseRows(record));
+  };
+  return { element: table.element, show };
+}
+
+/** The rows, and that of the foot. */
+function phaseRows(record) {
   const { phases, sum, total } = phaseSpans(record);
   const share = (ms) => percent(total ? ms / total : 0);
   const rows = phases.map(({ name, ms }) => {
@@ -31,8 +41,7 @@ export function phaseTable(record) {
   });
   const cells = ["Sum", exactMs(sum), share(sum), `the request took ${exactMs(total)}`];
   const foot = tableRow(HEADS, cells, { "data-sum": sum.toFixed(3), "data-total": total.toFixed(3) });
-  const title = `The phases follow one another.${handoffWords(record.phases_ms.handoff)}`;
-  return dataTable(title, HEADS, rows, { shown: true, foot, name: "phases" }).element;
+  return [rows, foot];
 }
 
 function handoffWords(ms) {

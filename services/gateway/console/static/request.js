@@ -1,15 +1,16 @@
 /** The page of one request: what became of it, its time, its attempts. Asked for again while it is in flight. */
 
-import { attemptSections } from "./attempts.js";
-import { el, replace } from "./dom.js";
+import { attemptParts } from "./attempts.js";
+import { el, replace, showParts } from "./dom.js";
 import { figureRow } from "./figures.js";
 import { bytes, count, dayAndTime, duration, NONE, rate } from "./format.js";
-import { KeyWanted, Refused } from "./session.js";
+import { failureWords, KeyWanted, Refused } from "./session.js";
 import { servedWords } from "./served.js";
 import { badge, requestTone, requestWord } from "./states.js";
 import { Timeline } from "./timeline.js";
 
 const AGAIN_MS = 1000;
+const LEFT = [499, "CANCELLED"]; // the status, HTTP's or gRPC's, of a request whose client left
 
 /** See main.js. */
 export function openRequest({ store, session, route }) {
@@ -54,10 +55,9 @@ export function openRequest({ store, session, route }) {
     } catch (error) {
       if (abort.signal.aborted) return;
       trouble.hidden = false;
-      const words = error instanceof TypeError ? "The gateway does not answer." : error.message;
-      replace(trouble, error instanceof KeyWanted ? `This key may not see it: ${words}` : words);
+      replace(trouble, error instanceof KeyWanted ? `This key may not see it: ${error.message}` : failureWords(error));
       if (error instanceof Refused && error.status === 404)
-        showRow(store.rows().find((row) => String(row.n) === number));
+        showRow(store.rows().find((row) => row.id === id && (number === null || String(row.n) === number)));
       if (error instanceof TypeError) timer = setTimeout(load, 3 * AGAIN_MS);
     }
   }
@@ -81,8 +81,8 @@ export function openRequest({ store, session, route }) {
     replace(told, toldWords(record));
     facts.show(recordFigures(record));
     timeline.update(record);
-    replace(attempts, attemptSections(record));
-    replace(texts, textSections(record.text));
+    showParts(attempts, attemptParts(record));
+    showParts(texts, textParts(record.text));
     if (record.in_flight) timer = setTimeout(load, AGAIN_MS);
   }
 
@@ -95,9 +95,10 @@ export function openRequest({ store, session, route }) {
   return { title: `Request ${id}`, element, close };
 }
 
-/** Done is what ended with 200 or gRPC's OK, and without an error. */
+/** Done is what ended with 200 or gRPC's OK, and without an error; and what its client left, as in the list. */
 function stateOf(record) {
   if (record.in_flight) return "in flight";
+  if (LEFT.includes(record.status)) return "done";
   return record.error === null && (record.status === 200 || record.status === "OK") ? "done" : "failed";
 }
 
@@ -106,19 +107,24 @@ function toldWords(record) {
   const asked = `${record.endpoint} of ${record.model ?? "the model"}${key}`;
   const when = `${asked}, arrived ${dayAndTime(record.arrived_at)}. ${servedWords(record)}`;
   if (record.in_flight) return `${when} The client is being answered.`;
+  if (LEFT.includes(record.status)) return `${when} The client left before the end.`;
   const error = record.error ? `, error ${record.error}` : "";
   const finish = record.finish_reason ? `, finish reason ${record.finish_reason}` : "";
   return `${when} The client was told: status ${record.status ?? NONE}${error}${finish}.`;
 }
 
 /** Prompt and answers, which a gateway keeps with --console-text alone. */
-function textSections(text) {
+function textParts(text) {
   if (!text) return [];
-  const part = (title, words) => el("section", el("h2", title), el("pre.panel", { tabindex: "0" }, words));
+  const part = (title, words) => ({
+    of: [title, words],
+    make: () => el("section", el("h2", title), el("pre.panel", { tabindex: "0" }, words)),
+  });
   const answers = text.answers.map((answer, index) =>
     part(text.answers.length > 1 ? `Answer ${index + 1}` : "Answer", answer),
   );
-  return [part("Prompt", text.prompt), ...answers, text.cut && el("p.muted", "Longer texts are cut.")].filter(Boolean);
+  const cut = text.cut ? [{ of: "cut", make: () => el("p.muted", "Longer texts are cut.") }] : [];
+  return [part("Prompt", text.prompt), ...answers, ...cut];
 }
 
 function recordFigures(record) {

@@ -1,7 +1,8 @@
 /**
  * What the feed has told so far. It grows to a limit: the newest rows, an hour of samples, the last fleet events.
  *
- * Listeners are told by topic: "about", "tick", "rows", "samples", "events", "prefixes".
+ * Listeners are told by topic: "about", "tick", "rows", "samples", "events", "prefixes". What one of them raises is its
+ * own failure: the console of the browser has it, and all others are told.
  */
 
 import { movedBetween } from "./moved.js";
@@ -25,6 +26,7 @@ export class Store {
   #newestFirst = null;
   #listeners = new Map();
   #lead = 0;
+  #step = null; // of samples, the number of the one that the last tick was in
 
   /** Calls `listener` after each change of a topic. Returns a function that ends this. */
   on(topic, listener) {
@@ -46,7 +48,7 @@ export class Store {
 
   /** The samples of what the viewer sees: of all requests, or those of its own ones, which are made of their rows. */
   visibleSamples() {
-    return this.about.sees === "all" ? this.samples : ownSamples(this.rows(), this.bounds, this.stepS);
+    return this.about.sees === "all" ? this.samples : ownSamples(this.rows(), this.bounds, this.stepS, this.now());
   }
 
   /** Takes an event of the feed. One that this page does not know is left alone: the gateway may be newer. */
@@ -71,6 +73,7 @@ export class Store {
     this.samples = hello.history.samples.slice(-MOST_SAMPLES);
     this.events = hello.events;
     this.tick = null;
+    this.#step = null;
     this.moved = new Map();
     this.#rows = new Map();
     for (const topic of ["about", "samples", "events"]) this.#tell(topic);
@@ -82,6 +85,15 @@ export class Store {
     this.moved = movedBetween(this.tick, tick);
     this.tick = tick;
     this.#tell("tick");
+    if (this.about.sees !== "all") this.#lookForStep(tick.now);
+  }
+
+  /** Tells of own samples, which no event does, once in a step. */
+  #lookForStep(now) {
+    const step = Math.floor(now / this.stepS);
+    if (step === this.#step) return;
+    this.#step = step;
+    this.#tell("samples");
   }
 
   #takeRows(rows) {
@@ -101,6 +113,12 @@ export class Store {
   }
 
   #tell(topic) {
-    for (const listener of this.#listeners.get(topic) ?? []) listener();
+    for (const listener of this.#listeners.get(topic) ?? []) {
+      try {
+        listener();
+      } catch (error) {
+        console.error(error);
+      }
+    }
   }
 }

@@ -14,20 +14,20 @@ const CHARACTER = 6.3; // the width of one in a bar, in pixels
 
 export class Timeline {
   #drawing = svg("svg.timeline-drawing", { role: "img" });
-  #table = el("div");
+  #table = phaseTable();
   #record = null;
   #zoom = "whole";
   #resized = new ResizeObserver(() => this.#draw());
 
   constructor() {
-    this.element = el("div.timeline", this.#zoomChoice(), el("div.panel", this.#drawing), this.#table);
+    this.element = el("div.timeline", this.#zoomChoice(), el("div.panel", this.#drawing), this.#table.element);
     this.#resized.observe(this.#drawing);
   }
 
   update(record) {
     this.#record = record;
     this.#draw();
-    replace(this.#table, phaseTable(record));
+    this.#table.show(record);
   }
 
   close() {
