@@ -2,6 +2,8 @@
 
 import json
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from selenium.webdriver.common.keys import Keys
 from tests.console.asking import ask
 from tests.console.browser import Browser
 from tests.console.conftest import console
-from tests.console.made_up import MadeUpFeed
+from tests.console.made_up import Json, MadeUpFeed
 from tests.console.stand_in import serving
 from tests.e2e.stack import Stack
 
@@ -127,18 +129,20 @@ def shown_ids_by_place(browser: Browser) -> list[str]:
     return ids
 
 
+@pytest.mark.long
 def test_thousands_of_requests_are_a_few_elements(browser: Browser):
     """And each of them is reached: the last row is the oldest request."""
     feed = MadeUpFeed(time.time(), num_requests=5000)
     with serving(feed) as stand_in:
         browser.open(f"{stand_in.url}#/requests")
-        browser.wait_for(".filters output", "5,0")
+        browser.wait_for(".filters .how-many", "5,0")
         assert len(browser.all(".space .request-row")) < 100
         browser.find(".space a[tabindex='0']").send_keys(Keys.END)
         browser.wait_until(lambda: last_row(browser) >= 5000, "the last row")
         assert len(browser.all(".space .request-row")) < 100
         browser.wait_for(".fresh", "new request")  # the list stands still for who has scrolled
         browser.find(".fresh").click()
+        assert "scroller" in (browser.driver.switch_to.active_element.get_attribute("class") or "")
         browser.wait_until(lambda: first_row(browser) == 2, "the newest row, after the headings")
         browser.driver.get("about:blank")
 
@@ -156,3 +160,82 @@ def first_row(browser: Browser) -> int:
 
 def last_row(browser: Browser) -> int:
     return max(shown_rows(browser))
+
+
+@dataclass
+class RestartedFeed(MadeUpFeed):
+    """A feed that begins anew once it is told to, as that of another gateway: its numbers were others' before."""
+
+    restarts: bool = False
+
+    def beginning(self) -> Iterator[tuple[str, Json]]:
+        self._number = 0
+        yield from super().beginning()
+
+    def next_second(self) -> Iterator[tuple[str, Json]]:
+        yield from super().next_second()
+        if self.restarts:
+            self.restarts = False
+            yield from self.beginning()
+
+
+def test_a_list_that_stood_still_begins_anew_with_another_gateway(browser: Browser):
+    """No row is taken for another one that had its number."""
+    feed = RestartedFeed(time.time(), num_requests=4)
+    with serving(feed) as stand_in:
+        browser.open(f"{stand_in.url}#/requests")
+        browser.wait_until(lambda: len(shown_ids(browser)) >= 4, "rows")
+        browser.press("Pause")
+        before = set(shown_ids(browser))
+        feed.restarts = True
+        browser.wait_until(lambda: before.isdisjoint(shown_ids(browser)), "the other gateway's rows")
+        browser.wait_until(lambda: len(shown_ids(browser)) == 4, "all of them")
+        browser.wait_for(".fresh", "new request")
+        assert len(shown_ids(browser)) == 4
+        assert browser.errors() == []
+        browser.driver.get("about:blank")
+
+
+@dataclass
+class EndingFeed(MadeUpFeed):
+    """A feed whose requests in flight end a second later."""
+
+    under_way: Json | None = None
+
+    def next_second(self) -> Iterator[tuple[str, Json]]:
+        for name, data in super().next_second():
+            if name == "requests":
+                rows, self.under_way = [*data["rows"], *self._ended()], data["rows"][0]
+                yield name, {"rows": rows}
+            else:
+                yield name, data
+
+    def _ended(self) -> list[Json]:
+        return [] if self.under_way is None else [{**self.under_way, "state": "done", "phase": None, "ms": 1000.0}]
+
+
+@pytest.mark.long
+def test_a_paused_list_keeps_the_rows_that_its_filter_would_not_let_pass_any_more(browser: Browser):
+    with serving(EndingFeed(time.time(), num_requests=1)) as stand_in:
+        browser.open(f"{stand_in.url}#/requests?state=in+flight")
+        browser.wait_until(lambda: shown_ids(browser), "a row")
+        browser.press("Pause")
+        (shown,) = shown_ids(browser)
+        browser.wait_for(".space .request-row .badge", "done")
+        assert shown_ids(browser) == [shown]
+        browser.driver.get("about:blank")
+
+
+def test_a_number_of_another_request_is_not_taken_for_this_one(browser: Browser):
+    """Where a record is not kept, the list may know the request: by its id, and its number."""
+    feed = MadeUpFeed(time.time(), num_requests=3)
+    with serving(feed) as stand_in:
+        browser.open(f"{stand_in.url}#/requests")
+        browser.wait_until(lambda: len(shown_ids(browser)) >= 3, "rows")
+        request_id = shown_ids(browser)[0]
+        browser.go("requests/some-other?n=2")
+        browser.wait_for(".why", "Nothing is here")
+        assert browser.texts(".figure") == []
+        browser.go(f"requests/{request_id}")
+        browser.wait_for(".told", "the list of requests still has this")
+        browser.driver.get("about:blank")

@@ -33,8 +33,10 @@ export function passing(rows, wanted, now) {
 export function filterForm(query, withKeys, onChange) {
   const wanted = { state: "", model: "", key: "", slow: "", text: "" };
   for (const name of Object.keys(wanted)) wanted[name] = query.get(name) ?? "";
+  let isNew = false; // the number that is shown next answers a change
   const changed = (name) => (event) => {
     wanted[name] = event.target.value;
+    isNew = true;
     onChange(wanted);
   };
   const group = newId("state");
@@ -56,7 +58,8 @@ export function filterForm(query, withKeys, onChange) {
     input: changed("slow"),
   });
   const text = field("Id has", { type: "search", value: wanted.text, spellcheck: "false", input: changed("text") });
-  const number = el("output.muted");
+  const number = el("span.how-many.muted");
+  const told = el("p.unseen", { role: "status" }); // read aloud, which the number is not: it changes each second
   const element = el(
     "form.filters",
     { submit: (event) => event.preventDefault(), role: "search", "aria-label": "Filter requests" },
@@ -66,6 +69,7 @@ export function filterForm(query, withKeys, onChange) {
     slow,
     text,
     number,
+    told,
   );
   return {
     element,
@@ -79,6 +83,8 @@ export function filterForm(query, withKeys, onChange) {
     },
     showNumber(shown, all) {
       setText(number, shown === all ? counted(all, "request") : `${shown} of ${counted(all, "request")}`);
+      if (isNew) setText(told, number.textContent);
+      isNew = false;
     },
   };
 }

@@ -36,12 +36,14 @@ export function requestHeads() {
  * hints when the pointer comes.
  *
  * @param {function(): number} now - the gateway's clock, in seconds since 1970
- * @param {function(string): string} nameOf - the short name of an address
+ * @param {function(): Map<string, string>} names - returns the short names of addresses; another map when they change
  */
-export function requestRows(now, nameOf) {
-  const known = new WeakMap(); // texts by row
+export function requestRows(now, names) {
+  let known = new WeakMap(); // texts by row
+  let namesKnown = null; // those that these texts have
   const textsOf = (row) => {
-    if (!known.has(row)) known.set(row, rowTexts(row, nameOf));
+    if (namesKnown !== names()) [known, namesKnown] = [new WeakMap(), names()];
+    if (!known.has(row)) known.set(row, rowTexts(row, namesKnown));
     return known.get(row);
   };
   return () => {
@@ -53,6 +55,7 @@ export function requestRows(now, nameOf) {
     const linkText = link.appendChild(new Text());
     cells.id.append(link);
     let shown = null;
+    let namesShown = null;
     const open = (event) => {
       if (!event.target.closest("a") && getSelection().isCollapsed) link.click();
     };
@@ -60,8 +63,8 @@ export function requestRows(now, nameOf) {
     const element = el("div.request-row", { role: "row", click: open, mouseenter: hint }, Object.values(cells));
     const show = (row) => {
       if (row.state === "in flight") texts.ms.data = `${duration(Math.max(0, now() - row.at) * 1000)} …`;
-      if (row === shown) return;
-      shown = row;
+      if (row === shown && namesShown === names()) return;
+      [shown, namesShown] = [row, names()];
       const wanted = textsOf(row);
       for (const name of TEXTS) if (wanted[name] !== undefined) texts[name].data = wanted[name];
       state.show(requestTone(row.state), requestWord(row));
@@ -73,8 +76,11 @@ export function requestRows(now, nameOf) {
   };
 }
 
-function rowTexts(row, nameOf) {
-  const workers = workersOf(row).map(nameOf).join(" → ") || NONE;
+function rowTexts(row, names) {
+  const workers =
+    workersOf(row)
+      .map((address) => names.get(address) ?? address)
+      .join(" → ") || NONE;
   return {
     at: clock(row.at),
     id: row.id.length > ID_CHARACTERS ? `${row.id.slice(0, ID_CHARACTERS)}…` : row.id,

@@ -17,7 +17,7 @@ export function openRequests({ store, route }) {
     requestHeads(),
     requestRows(
       () => store.now(),
-      (address) => names.get(address) ?? address,
+      () => names,
     ),
   );
   const form = filterForm(route.query, store.about.sees === "all", (wanted) => {
@@ -25,17 +25,16 @@ export function openRequests({ store, route }) {
     standing = null;
     show();
   });
-  const pause = el("button", { type: "button", "aria-pressed": "false", click: () => setPaused(!paused) }, "Pause");
+  const pause = el("button", { type: "button", click: () => setPaused(!paused) }, "Pause");
   const fresh = el("button.primary.fresh", { type: "button", hidden: true, click: showNewest });
   const empty = el("p.muted.empty", { role: "status" });
   const panel = el("div.panel.list", list.element, empty);
-  let names = new Map();
+  let names = new Map(); // short ones of addresses: another map when they change
   let paused = false;
-  let standing = null; // numbers of the rows that a list which stands still has; null: it moves
+  let standing = null; // numbers of the rows of a list that stands still, whatever becomes of them; null: it moves
 
   function setPaused(wanted) {
     paused = wanted;
-    setAll(pause, { "aria-pressed": String(paused) });
     setText(pause, paused ? "Go on" : "Pause");
     if (!paused) standing = null;
     show();
@@ -43,24 +42,32 @@ export function openRequests({ store, route }) {
 
   function showNewest() {
     standing = null;
+    list.focus();
     list.toTop();
     if (paused) setPaused(false);
     else show();
+  }
+
+  /** False from a hello to the first tick: numbers begin anew with a gateway, and older rows are still to come. */
+  function standsStill() {
+    return store.tick !== null && (paused || !list.atTop || list.hasFocus);
   }
 
   function show() {
     const all = store.rows();
     const { models, keys } = form.offer(all);
     setAll(panel, { "data-models": models > 1 ? "differ" : "alike", "data-keys": keys > 1 ? "differ" : "alike" });
-    names = shortNames(addresses(all));
+    names = renewed(names, addresses(all));
     const rows = passing(all, form.wanted, store.now());
-    standing = paused || !list.atTop || list.hasFocus ? (standing ?? new Set(rows.map((row) => row.n))) : null;
-    const shown = standing === null ? rows : rows.filter((row) => standing.has(row.n));
+    standing = standsStill() ? (standing ?? new Set(rows.map((row) => row.n))) : null;
+    const shown = standing === null ? rows : all.filter((row) => standing.has(row.n));
     list.show(shown);
     form.showNumber(rows.length, all.length);
-    fresh.hidden = rows.length === shown.length;
-    setText(fresh, `${counted(rows.length - shown.length, "new request")}, show`);
-    empty.hidden = rows.length > 0;
+    const numNew = standing === null ? 0 : rows.filter((row) => !standing.has(row.n)).length;
+    if (numNew === 0 && fresh === document.activeElement) list.focus(); // what hides loses the keyboard
+    fresh.hidden = numNew === 0;
+    setText(fresh, `${counted(numNew, "new request")}, show`);
+    empty.hidden = rows.length > 0 || shown.length > 0;
     setText(
       empty,
       all.length ? "No request passes these filters." : "No request so far. Those that come are shown here at once.",
@@ -84,4 +91,9 @@ export function openRequests({ store, route }) {
 
 function addresses(rows) {
   return [...new Set(rows.flatMap((row) => Object.values(row.workers ?? {})))];
+}
+
+/** The short names of addresses: the same map while the addresses are the same. */
+function renewed(names, found) {
+  return found.length === names.size && found.every((address) => names.has(address)) ? names : shortNames(found);
 }

@@ -67,6 +67,11 @@ export class VirtualList {
     return this.#space.contains(document.activeElement);
   }
 
+  /** Takes the keyboard, which is in no row then. */
+  focus() {
+    this.#scroller.focus({ preventScroll: true });
+  }
+
   toTop() {
     this.#scroller.scrollTop = 0;
     this.#active = 0;
@@ -120,7 +125,7 @@ export class VirtualList {
   #place(slot, index, isStop) {
     const { element, link } = slot.view;
     if (index !== slot.index) {
-      if (element.contains(document.activeElement)) this.#scroller.focus({ preventScroll: true });
+      if (element.contains(document.activeElement)) this.focus();
       element.hidden = index === null;
       slot.index = index;
       if (index !== null) {
