@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from selenium.webdriver.common.keys import Keys
@@ -50,6 +51,9 @@ def test_an_answer_streams_and_says_who_served_it(playground: Browser, stack: St
     assert playground.texts(".choice .text")[0]
     playground.find(".served a").click()
     playground.wait_for("table.phases tfoot")
+    playground.go("playground")  # the chat is still there, and its fields
+    assert playground.texts(".served") == [served]
+    assert playground.field("Most tokens").get_attribute("value") == "24"
 
 
 def test_a_chat_goes_on_from_what_was_said(playground: Browser):
@@ -61,6 +65,17 @@ def test_a_chat_goes_on_from_what_was_said(playground: Browser):
         playground.wait_until(lambda: len(answered(playground)) == number, f"answer {number}")  # noqa: B023
         prompts.append(int(answered(playground)[-1].split(" prompt tokens")[0].split()[-1]))
     assert prompts[0] < prompts[1]
+    assert [message["role"] for message in copied_messages(playground)] == ["user", "assistant", "user"]
+
+
+def copied_messages(browser: Browser) -> list[dict[str, Any]]:
+    """The messages of the request as code, whose view is closed again."""
+    browser.press("curl")
+    code = browser.texts(".code-view code")[0]
+    browser.press("Close")
+    assert browser.driver.switch_to.active_element.text == "curl"  # the keyboard goes back to where it was
+    messages: list[dict[str, Any]] = json.loads(code.partition("-d '")[2].removesuffix("'"))["messages"]
+    return messages
 
 
 def answered(browser: Browser) -> list[str]:
@@ -93,10 +108,15 @@ def test_an_answer_can_be_stopped(playground: Browser, stack: Stack):
     playground.fill("Most tokens", "3000")
     playground.fill(FURTHER, WHOLE_LENGTH)
     send(playground, "Go on for ever")
+    assert playground.driver.switch_to.active_element.text == "Stop"  # Send cannot be pressed now
     playground.wait_until(lambda: "".join(playground.texts(".choice .text")), "some text")
     playground.press("Stop")
     playground.wait_for(".served", "stopped")
+    assert playground.driver.switch_to.active_element.text == "Send"
     stack.gateway.wait_for_baseline()
+    playground.find(".served a").click()
+    playground.wait_for(".told", "The client left before the end")
+    assert playground.texts(".page-head .badge") == ["done"]
 
 
 def test_a_field_that_is_no_json_says_so(playground: Browser):
@@ -121,15 +141,43 @@ def test_a_call_of_a_tool_is_answered_with_its_result(playground: Browser):
     tool = {"type": "function", "function": {"name": "dice", "parameters": an_object(sides={"enum": [6]})}}
     playground.fill(TOOLS, json.dumps([tool]))
     playground.choose("Tool choice", "required")
+    playground.fill("Answers (n)", "2")
     send(playground, "Roll")
-    playground.wait_for(".calls .call", "dice(")
+    playground.wait_for(".choice:last-child .calls .call", "dice(")
     playground.wait_for(".served", "generated")
-    for result in playground.all(".calls textarea"):  # it may have called several times
+    for result in playground.all(".choice:last-child .calls textarea"):  # it may have called several times
         result.send_keys("4")
+    send_results = playground.all(".choice:last-child form button")[-1]
+    playground.fill(FURTHER, "[{")
+    send_results.send_keys(Keys.ENTER)
+    playground.wait_for(".error", "It is no JSON")  # nothing is sent, so it can be sent again
+    playground.fill(FURTHER, "")
+    playground.choose("Tool choice", "none")
+    playground.fill("Most tokens", "5")
+    send_results.send_keys(Keys.ENTER)
+    playground.wait_until(lambda: len(answered(playground)) == 2, "the second answer")
+    assert not send_results.is_enabled()
+    _, calls, *results = copied_messages(playground)
+    assert [call["id"] for call in calls["tool_calls"]] == [result["tool_call_id"] for result in results]
+
+
+@pytest.mark.long
+def test_results_of_tools_that_were_not_answered_can_be_sent_again(playground: Browser):
+    tool = {"type": "function", "function": {"name": "dice", "parameters": an_object(sides={"enum": [6]})}}
+    playground.fill(TOOLS, json.dumps([tool]))
+    playground.choose("Tool choice", "required")
+    send(playground, "Roll")
+    playground.wait_for(".served", "generated")
+    for result in playground.all(".calls textarea"):
+        result.send_keys("4")
+    playground.fill(FURTHER, '{"temperature": 99}')  # is refused
+    playground.press("Send results")
+    playground.wait_for(".turn .why", "HTTP 400")
+    playground.fill(FURTHER, "")
     playground.choose("Tool choice", "none")
     playground.fill("Most tokens", "5")
     playground.press("Send results")
-    playground.wait_until(lambda: len(answered(playground)) == 2, "the second answer")
+    playground.wait_until(lambda: len(answered(playground)) == 2, "the answer to the results")
 
 
 def code_of(browser: Browser, keyed: Keyed, language: str) -> str:

@@ -7,8 +7,12 @@ import { requestHash } from "./router.js";
 import { servedWords } from "./served.js";
 
 /**
+ * The view; `show(answer)`, `showServed(record)`. After `setOpen(false)` nothing can be chosen, and no results of tools
+ * be sent: the chat has gone on. True allows it again.
+ *
  * @param {function(number)} onChosen - gets the number of the choice that the chat goes on with
- * @param {function(Array<{id: string, result: string}>)} onResults - gets the results of tools that the viewer wrote
+ * @param {function(Array<{id: string, result: string}>)} onResults - gets the results of tools that the viewer wrote,
+ *   after onChosen has got the number of the choice that called the tools
  */
 export function answerView(onChosen, onResults) {
   const columns = el("div.choices");
@@ -40,7 +44,10 @@ export function answerView(onChosen, onResults) {
     replace(served, speedWords(answer));
   };
   const showServed = (record) => served.append(" · ", servedWords(record));
-  return { element, show, showServed };
+  const setOpen = (isOpen) => {
+    for (const view of views) view.setOpen(isOpen);
+  };
+  return { element, show, showServed, setOpen };
 }
 
 function speedWords(answer) {
@@ -77,6 +84,12 @@ function choiceView(index, group, onChosen, onResults) {
     calls,
     el("div.choice-foot", finish, chooser),
   );
+  const results = el("fieldset.calls");
+  const submit = (found) => {
+    radio.checked = true;
+    onChosen(index);
+    onResults(found);
+  };
   let callsShown = false;
   const show = (choice, of, ended) => {
     setText(thoughts, choice.reasoning);
@@ -91,12 +104,16 @@ function choiceView(index, group, onChosen, onResults) {
       );
     else if (!callsShown && choice.calls.length) {
       callsShown = true;
-      replace(calls, callForm(choice.calls, onResults));
+      replace(results, callForm(choice.calls, submit));
+      replace(calls, results);
     }
     setText(finish, choice.finish ? `finish reason: ${choice.finish}` : "");
     chooser.hidden = of < 2 || !ended;
   };
-  return { element, show };
+  const setOpen = (isOpen) => {
+    for (const control of [radio, results]) setAll(control, { disabled: !isOpen });
+  };
+  return { element, show, setOpen };
 }
 
 /** Calls of tools, and fields for what the tools would have returned. */
@@ -118,7 +135,6 @@ function callForm(calls, onResults) {
   const submit = (event) => {
     event.preventDefault();
     onResults(fields.map(({ call, input }) => ({ id: call.id, result: input.value })));
-    setAll(event.submitter, { disabled: true });
   };
   return el(
     "form",

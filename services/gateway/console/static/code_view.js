@@ -16,7 +16,9 @@ export function codeView() {
       setText(told, "Selected: copy it with the keyboard.");
     }
   };
+  let opener = null; // what had the keyboard before
   const close = () => {
+    opener?.focus();
     element.hidden = true;
   };
   const element = el(
@@ -38,6 +40,7 @@ export function codeView() {
     setText(title, `As ${name}`);
     setText(code, text);
     setText(told, "");
+    opener = document.activeElement;
     element.hidden = false;
     copy();
     element.scrollIntoView({ block: "nearest" });

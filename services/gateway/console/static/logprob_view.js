@@ -9,7 +9,7 @@ import { percent } from "./format.js";
 const BORDERS = [0.9, 0.6, 0.3, 0.1]; // between the five classes of colours, from likely to unlikely
 
 /** The class of a probability: 0 for the likeliest. */
-export function likelihoodClass(probability) {
+function likelihoodClass(probability) {
   const index = BORDERS.findIndex((border) => probability >= border);
   return index < 0 ? BORDERS.length : index;
 }
@@ -23,6 +23,14 @@ export function logprobView() {
   });
   const element = el("div.logprobs", tokens, tooltip);
   let entries = [];
+  let stop = null; // the token that the Tab key leads to
+
+  function enter(token) {
+    if (stop !== null) stop.tabIndex = -1;
+    stop = token;
+    stop.tabIndex = 0;
+    open(token);
+  }
 
   function open(token) {
     tooltip.replaceChildren(...tooltipParts(entries[Number(token.dataset.index)]));
@@ -45,22 +53,20 @@ export function logprobView() {
     const next = step && tokens.children[Number(event.target.dataset.index) + step];
     if (!next) return;
     event.preventDefault();
-    event.target.tabIndex = -1;
-    next.tabIndex = 0;
     next.focus();
   }
 
   const add = (entry, index) => {
     const probability = Math.exp(entry.logprob);
     const shown = entry.token.replaceAll("\n", "⏎\n");
-    tokens.append(
+    const token = tokens.appendChild(
       el(
         `button.token.likely-${likelihoodClass(probability)}`,
         {
           type: "button",
           tabindex: index === 0 ? "0" : "-1",
           "data-index": index,
-          focus: (event) => open(event.target),
+          focus: (event) => enter(event.target),
           blur: (event) => close(event.target),
           keydown: move,
           mouseenter: (event) => open(event.target),
@@ -69,6 +75,7 @@ export function logprobView() {
         shown,
       ),
     );
+    stop ??= token;
   };
   const show = (all) => {
     entries = all;

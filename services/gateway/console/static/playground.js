@@ -15,17 +15,21 @@ const LANGUAGES = [
 const RECORD_TRIES = 5;
 const NARROW = 900; // pixels, below which the fields are folded at first
 
+let kept = null; // the chat of this tab, which stays while other pages are shown; and the key that it was had with
+
 /** See main.js. */
 export function openPlayground({ store, session }) {
-  const chat = new Chat(store, session);
-  return { title: "Playground", element: chat.element, close: () => chat.close() };
+  if (kept?.key !== session.key) kept = { chat: new Chat(store, session), key: session.key };
+  const { chat } = kept;
+  chat.offerModels();
+  return { title: "Playground", element: chat.element, close: () => chat.stop() };
 }
 
 class Chat {
   #store;
   #session;
   #form;
-  #turns = []; // {messages: function(): Object[]}
+  #turns = []; // {messages: function(): Object[], view: of an answer}
   #log = el("div.turns", { role: "log", "aria-label": "Chat" });
   #hint = el(
     "p.panel.muted.hint-empty",
@@ -34,7 +38,7 @@ class Chat {
   );
   #message = labelled("Message", el("textarea", { rows: 3, required: true, keydown: (event) => this.#onKey(event) }));
   #send = el("button.primary", { type: "submit" }, "Send");
-  #stop = el("button", { type: "button", disabled: true, click: () => this.#abort?.abort() }, "Stop");
+  #stop = el("button", { type: "button", disabled: true, click: () => this.stop() }, "Stop");
   #status = el("p.unseen", { role: "status" });
   #code = codeView();
   #abort = null;
@@ -42,7 +46,7 @@ class Chat {
   constructor(store, session) {
     this.#store = store;
     this.#session = session;
-    this.#form = playgroundForm(store.about.models);
+    this.#form = playgroundForm();
     const clear = el("button.quiet", { type: "button", click: () => this.#clear() }, "Begin anew");
     const copies = LANGUAGES.map(([name, make]) =>
       el("button.quiet", { type: "button", click: () => this.#showCode(name, make) }, name),
@@ -77,7 +81,13 @@ class Chat {
     );
   }
 
-  close() {
+  /** Lets the viewer choose among the models that the gateway has now. */
+  offerModels() {
+    this.#form.offerModels(this.#store.about.models);
+  }
+
+  /** Stops the answer that is under way, if there is one. */
+  stop() {
     this.#abort?.abort();
   }
 
@@ -90,7 +100,7 @@ class Chat {
   }
 
   #clear() {
-    this.#abort?.abort();
+    this.stop();
     this.#turns = [];
     this.#log.replaceChildren();
     this.#hint.hidden = false;
@@ -105,17 +115,16 @@ class Chat {
     this.#message.input.value = "";
     this.#hint.hidden = true;
     this.#log.append(el("article.turn.user", { "aria-label": "You" }, el("div.text", content)));
-    this.#turns.push({ messages: () => [{ role: "user", content }] });
-    this.#answer(body, content);
+    this.#answer(body, { messages: () => [{ role: "user", content }] }, content);
   }
 
-  /** The request with the chat so far and these messages; null: a field cannot be used, which says so. */
-  #body(further) {
+  /** The request with these turns and further messages; null: a field cannot be used, which says so. */
+  #body(further, turns = this.#turns) {
     try {
       const system = this.#form.system();
       const messages = [
         ...(system ? [{ role: "system", content: system }] : []),
-        ...this.#turns.flatMap((turn) => turn.messages()),
+        ...turns.flatMap((turn) => turn.messages()),
         ...further,
       ];
       const { model, ...fields } = this.#form.fields();
@@ -126,8 +135,8 @@ class Chat {
     }
   }
 
-  /** Asks for an answer. content: the message that it answers; null: it answers results of tools. */
-  async #answer(body, content) {
+  /** Asks for an answer to a turn. content: the message of that turn; null: results of tools. */
+  async #answer(body, asked, content) {
     const answer = new Answer();
     let chosen = 0;
     const view = answerView(
@@ -137,18 +146,24 @@ class Chat {
       (results) => this.#sendResults(results),
     );
     this.#log.append(view.element);
-    const turn = { messages: () => (answer.choices[chosen] ? [asMessage(answer.choices[chosen])] : []) };
-    this.#turns.push(turn);
+    const turn = { messages: () => (answer.choices[chosen] ? [asMessage(answer.choices[chosen])] : []), view };
     this.#setBusy(true);
+    this.#setTurns([...this.#turns, asked, turn]);
     view.show(answer);
     await ask(this.#url(), this.#session.headers(), body, answer, () => view.show(answer), this.#abort.signal);
-    this.#setBusy(false);
-    if (answer.choices.length === 0) {
-      this.#turns.splice(this.#turns.indexOf(turn) - 1, 2); // what was not answered is no part of the chat
+    if (answer.choices.length === 0 && this.#turns.includes(turn)) {
+      this.#setTurns(this.#turns.filter((each) => each !== asked && each !== turn)); // it is no part of the chat
       this.#message.input.value ||= content ?? "";
     }
+    this.#setBusy(false);
     setText(this.#status, answer.error ? "It failed." : answer.stopped ? "Stopped." : "The answer is complete.");
     if (answer.requestId !== null && answer.choices.length) await this.#showServed(answer.requestId, view);
+  }
+
+  /** The chat so far. Only of its last turn, where that is an answer, there are choices to be made. */
+  #setTurns(turns) {
+    this.#turns = turns;
+    for (const turn of turns) turn.view?.setOpen(turn === turns.at(-1));
   }
 
   #sendResults(results) {
@@ -157,8 +172,7 @@ class Chat {
     if (this.#abort !== null || body === null) return;
     for (const { content } of messages)
       this.#log.append(el("article.turn.tool", { "aria-label": "Result of a tool" }, el("pre", content)));
-    this.#turns.push({ messages: () => messages });
-    this.#answer(body, null);
+    this.#answer(body, { messages: () => messages }, null);
   }
 
   /** Which workers served it, by the gateway's record; a record is complete a moment after the answer's last byte. */
@@ -175,17 +189,22 @@ class Chat {
     return undefined;
   }
 
+  /** The keyboard goes with what can be pressed: from Send, or a form for results, to Stop, and back to Send. */
   #setBusy(busy) {
     this.#abort = busy ? new AbortController() : null;
-    setAll(this.#send, { disabled: busy });
-    setAll(this.#stop, { disabled: !busy });
+    const focused = document.activeElement;
+    const [from, to] = busy ? [this.#send, this.#stop] : [this.#stop, this.#send];
+    setAll(to, { disabled: false });
+    if (focused === from || (busy && this.#log.contains(focused))) to.focus();
+    setAll(from, { disabled: true });
     if (busy) setText(this.#status, "Asked.");
   }
 
   #showCode(name, make) {
     const content = this.#message.input.value;
-    const open = content || this.#turns.length === 0 ? [{ role: "user", content: content || "Hello!" }] : [];
-    const body = this.#body(open);
+    const asked = this.#turns.at(-1)?.view ? this.#turns.slice(0, -1) : this.#turns; // without its answer
+    const further = content || asked.length === 0 ? [{ role: "user", content: content || "Hello!" }] : [];
+    const body = this.#body(further, content ? this.#turns : asked);
     if (body === null) return;
     const base = new URL(this.#store.about.api, location.href.split("#")[0]).href.replace(/\/$/, "");
     this.#code.show(name, make(base, body, this.#store.about.key_id !== null || this.#session.key !== ""));

@@ -1,6 +1,6 @@
 /** The fields of a request in the playground, and the request that they make. */
 
-import { el, newId, setAll, setText } from "./dom.js";
+import { el, newId, replace, setAll, setText } from "./dom.js";
 
 const NUMBERS = [
   ["max_tokens", "Most tokens", { min: 1, step: 1, value: "256" }],
@@ -19,15 +19,12 @@ const SCHEMA_EXAMPLE = `{"type": "object", "properties": {"city": {"type": "stri
 /** A field whose value cannot be used. */
 export class BadField extends Error {}
 
-/** The form. `fields()` returns the request without its messages, or raises BadField; `system()` the system prompt. */
-export function playgroundForm(models) {
-  const model = labelled(
-    "Model",
-    el(
-      "select",
-      models.map((name) => el("option", { value: name }, name)),
-    ),
-  );
+/**
+ * The form. `fields()` returns the request without its messages, or raises BadField; `system()` the system prompt.
+ * `offerModels(names)` renews the models to choose from.
+ */
+export function playgroundForm() {
+  const model = labelled("Model", el("select"));
   const system = labelled("System prompt", el("textarea", { rows: 3 }));
   const numbers = NUMBERS.map(([name, title, attributes]) => [
     name,
@@ -93,7 +90,16 @@ export function playgroundForm(models) {
     if (stream.input.checked) Object.assign(body, { stream: true, stream_options: { include_usage: true } });
     return { ...body, ...(json(more, isObject, "It must be an object.") ?? {}) };
   };
-  return { element, fields, system: () => system.input.value };
+  return { element, fields, system: () => system.input.value, offerModels: (names) => offer(model.input, names) };
+}
+
+function offer(select, names) {
+  const chosen = names.includes(select.value) ? select.value : names[0];
+  replace(
+    select,
+    names.map((name) => el("option", { value: name }, name)),
+  );
+  select.value = chosen;
 }
 
 function isObject(value) {
