@@ -1,10 +1,15 @@
 """The page of the fleet, of a real stack: a handoff is seen, and a worker that is killed."""
 
+import time
+
+import pytest
+
 from tests.console.asking import ask, asking
 from tests.console.browser import NARROW, Browser
 from tests.console.conftest import console
 from tests.e2e.stack import Stack
 
+DOTS_COME_S = 1.5  # after the tick that tells of handoffs
 DOTS = """
 window.dots = 0;
 new MutationObserver((changes) => { for (const change of changes) window.dots += change.addedNodes.length; })
@@ -42,6 +47,7 @@ def test_a_handoff_is_seen(browser: Browser, stack: Stack):
     assert browser.errors() == []
 
 
+@pytest.mark.long
 def test_who_wants_no_motion_sees_none(browser: Browser, stack: Stack):
     """The figures still say that handoffs happen."""
     browser.open(console(stack.gateway), still=True)
@@ -49,9 +55,11 @@ def test_who_wants_no_motion_sees_none(browser: Browser, stack: Stack):
     browser.run(DOTS)
     with asking(stack.gateway):
         browser.wait_for(".links-drawing .rate", "handoffs/s")
+        time.sleep(DOTS_COME_S)
     assert browser.run("return window.dots") == 0
 
 
+@pytest.mark.long
 def test_a_killed_worker_turns_red_and_comes_back(browser: Browser, stack: Stack):
     """On its card, in the drawing, and in the list of what is unhealthy, by colour and by word."""
     gone = address(stack, "decode-1")
@@ -70,10 +78,18 @@ def test_a_killed_worker_turns_red_and_comes_back(browser: Browser, stack: Stack
     browser.wait_for(f"{card}[data-tone=good] .badge", "ok")
     browser.wait_for(".fine", "Everything is healthy")
     assert browser.all(f"{node}[data-tone=good]")
-    browser.wait_for(".events li", gone)
+    browser.wait_until(lambda: gone_by(browser, gone) is not None, "the event of its end")
+    assert "UNAVAILABLE" not in (gone_by(browser, gone) or "")  # in words, and not in gRPC's
     assert browser.errors() == []
 
 
+def gone_by(browser: Browser, address: str) -> str | None:
+    """What the event says by which this worker went; None: there is no such event."""
+    found = (text for text in browser.texts(".events li") if address in text and "worker gone" in text)
+    return next(found, None)
+
+
+@pytest.mark.long
 def test_pages_are_as_wide_as_a_telephone(browser: Browser, stack: Stack):
     """Nothing is wider than the window, on any page."""
     browser.open(console(stack.gateway), width=NARROW)
@@ -81,3 +97,4 @@ def test_pages_are_as_wide_as_a_telephone(browser: Browser, stack: Stack):
     for page in ("fleet", "requests", "cache", "latency", "playground", f"requests/{request_id}"):
         browser.go(page)
         assert browser.run("return document.documentElement.scrollWidth") <= NARROW, page
+    assert browser.errors() == []

@@ -3,7 +3,7 @@
 import { el, setText, showList } from "./dom.js";
 import { factList } from "./figures.js";
 import { bytes, clock, count, counted, dayAndTime, duration, percent, span } from "./format.js";
-import { badge, shape } from "./states.js";
+import { badge, shape, showWhy } from "./states.js";
 
 const MOST_EVENTS = 50; // that are shown
 const EVENT_TONES = {
@@ -29,7 +29,7 @@ export function unhealthyList() {
     const since = el("span.muted.since", { "aria-hidden": "true" }); // it changes each second: not to be read aloud
     const update = ({ problem, now }) => {
       setText(words, `${problem.what} ${problem.name ?? ""}`.trim());
-      setText(why, problem.why ?? "");
+      showWhy(why, problem.why);
       setText(since, problem.since ? `for ${span(now - problem.since)}` : "");
     };
     return { element: el("li", shape("bad"), words, why, since), update };
@@ -63,7 +63,8 @@ export function gatewayCard() {
   const show = ({ gateway, gateways, now }) => {
     setText(name, gateway.id);
     state.show(gateway.draining ? "warn" : "good", gateway.draining ? "draining" : "ok");
-    const cpu = before && now > before.now ? (gateway.cpu_s - before.gateway.cpu_s) / (now - before.now) : null;
+    const goesOn = before !== null && now > before.now && before.gateway.id === gateway.id;
+    const cpu = goesOn ? (gateway.cpu_s - before.gateway.cpu_s) / (now - before.now) : null;
     before = { gateway, now };
     facts.show([
       ["Requests", `${count(gateway.in_flight)} in flight, ${count(gateway.waiting)} waiting for a worker`],
@@ -110,8 +111,9 @@ export function eventList() {
       clock(event.at),
     );
     const kind = badge(EVENT_TONES[event.kind] ?? "none", event.kind.replaceAll("_", " "));
-    const text = el("span", [event.name, event.text].filter(Boolean).join(": "));
-    return { element: el("li", time, kind.element, text), update: () => undefined };
+    const why = el("span");
+    showWhy(why, event.text);
+    return { element: el("li", time, kind.element, el("span", `${event.name}: `, why)), update: () => undefined };
   };
   const show = (events) => {
     none.hidden = events.length > 0;

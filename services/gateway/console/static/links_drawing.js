@@ -10,6 +10,8 @@ import { arrowHead, flowArrow, linkPath, otherBox, workerNode } from "./links_pa
 import { linkName, movedRates } from "./moved.js";
 import { handoffsPerDot, MovingDots } from "./moving_dots.js";
 
+const CONNECTED = ["ok", "draining"]; // states of workers
+
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 export class LinksDrawing {
@@ -118,7 +120,7 @@ export class LinksDrawing {
 
   #summary() {
     const { workers, links } = this.#tick;
-    const live = workers.filter((worker) => worker.state !== "gone").length;
+    const live = workers.filter((worker) => CONNECTED.includes(worker.state)).length;
     const rates = movedRates(this.#moved);
     return (
       `Drawing of ${live} connected workers and ${links.length} links between prefill and decode workers: ` +

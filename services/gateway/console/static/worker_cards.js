@@ -3,7 +3,7 @@
 import { el, newId, setAll, setText, showList } from "./dom.js";
 import { factList } from "./figures.js";
 import { count, counted, percent, rate, span } from "./format.js";
-import { badge, workerTone } from "./states.js";
+import { badge, showWhy, workerTone } from "./states.js";
 
 /** The share of a worker's KV that is in use, over all tiers: 0 to 1. */
 export function kvShare(worker) {
@@ -22,14 +22,15 @@ export function workerCard() {
   const state = badge("none", "");
   const address = el("h3.address");
   const role = el("span.role");
-  const why = el("p.why");
+  const why = el("span");
+  const since = el("span");
   const facts = factList();
   const tiers = el("div.tiers");
   const element = el(
     "article.panel.card",
     { tabindex: "-1" },
     el("header.card-head", el("div", role, address), state.element),
-    why,
+    el("p.why", why, since),
     tiers,
     facts.element,
   );
@@ -38,8 +39,8 @@ export function workerCard() {
     setText(role, worker.role ?? "worker");
     setText(address, worker.address);
     state.show(workerTone(worker.state), worker.state);
-    const since = worker.since ? `${worker.state} for ${span(now - worker.since)}` : "";
-    setText(why, [worker.why, since].filter(Boolean).join(", "));
+    showWhy(why, worker.why);
+    setText(since, [worker.why && ", ", worker.since && `${worker.state} for ${span(now - worker.since)}`].join(""));
     showList(tiers, Object.entries(worker.kv ?? {}), ([name]) => name, tierBar);
     facts.show(worker.role ? workerFacts(worker) : []);
   };
