@@ -13,7 +13,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 PLOTLY = "plotly.min.js"
-INSTALL = "pip install plotly"
+INSTALL = "pip install 'baton-serve[console]'"
 # plotly's heat maps are images of data.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "

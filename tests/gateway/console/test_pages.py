@@ -3,7 +3,7 @@
 import pytest
 
 from services.gateway.console import pages
-from services.gateway.console.static_files import POLICY, plotly_file, static_files
+from services.gateway.console.static_files import INSTALL, POLICY, plotly_file, static_files
 from tests.gateway.keys.key_files import KeySet, bearer
 from tests.gateway.running_api import running_api
 
@@ -48,7 +48,8 @@ async def test_plotly_comes_out_of_its_own_package(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(pages, "plotly_file", lambda: None)
     async with running_api() as api:
         refused = await api.admin.get("/console/plotly.min.js")
-        assert (refused.status_code, "pip install plotly" in refused.json()["error"]["message"]) == (404, True)
+        assert (refused.status_code, INSTALL in refused.json()["error"]["message"]) == (404, True)
+        assert f'INSTALL = "{INSTALL}"' in (await api.admin.get("/console/plotly.js")).text  # what the page says too
         assert (await api.admin.get("/console/about")).json()["has_plotly"] is False
 
 

@@ -13,7 +13,7 @@ export function handoffsPerDot(handoffs) {
 }
 
 /** The point of a link at a share of its way. The curve leaves and arrives level. */
-export function pointAt({ x0, y0, x1, y1 }, share) {
+function pointAt({ x0, y0, x1, y1 }, share) {
   const middle = (x0 + x1) / 2;
   const left = 1 - share;
   const x = left ** 3 * x0 + 3 * left ** 2 * share * middle + 3 * left * share ** 2 * middle + share ** 3 * x1;

@@ -77,7 +77,7 @@ export function chartLayout({ lines, heat, axis, words }, width) {
 }
 
 /** An axis with ticks at 1, 2 and 5 of each power of ten, or at the powers alone where these are many. */
-export function logAxis(edges, words) {
+function logAxis(edges, words) {
   const [least, most] = [edges[0], edges.at(-1)];
   const powers = Array.from({ length: 12 }, (_, index) => 10 ** (index - 6));
   const inside = (value) => value >= least && value <= most;

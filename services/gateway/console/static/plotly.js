@@ -7,7 +7,7 @@
  * is a map: while plotly loads, styles that are appended are left out.
  */
 
-export const INSTALL = "pip install 'baton-serve[console]'";
+export const INSTALL = "pip install 'baton-serve[console]'"; // as the gateway says it, see static_files.py
 
 const SWITCH = { id: "plotly.js-style-global", class: "no-inline-styles" };
 
