@@ -1,6 +1,7 @@
 """`python -m loadtest NAME`: runs one of the benchmarks.
 
     python -m loadtest client --workload decode     how fast a server on this machine answers
+    python -m loadtest agreement --requests 64      one run's figures by client, gateway and console, side by side
     python -m loadtest compare --help               Baton and its peers in turn, as ratios
     python -m loadtest micro --help                 the cost of one part of Baton
     python -m loadtest overload --slo 2             what a server does with more requests than it can answer in time
@@ -15,6 +16,7 @@ import sys
 from importlib import import_module
 
 _COMMANDS = {
+    "agreement": "loadtest.agreement",
     "client": "loadtest.bench.client",
     "compare": "loadtest.compare.command",
     "gpu": "loadtest.gpu.command",

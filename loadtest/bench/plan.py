@@ -44,7 +44,7 @@ class Plan:
 
     @property
     def unit(self) -> str:
-        """What is sent at a rate, and what has a place of --concurrency: one script, in a word for reports."""
+        """Returns the word for one script in reports: it is sent at a rate, and has a place of --concurrency."""
         workload = self.workload
         of_turns = isinstance(workload, Conversations | ShareGpt) and workload.turns > 1
         return "conversations" if of_turns else "requests"

@@ -30,7 +30,9 @@ def test_modules_that_had_a_command_still_have_one(name: str) -> None:
 
 def test_a_name_that_there_is_not_is_refused_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["scheduler"]) == 2
-    assert capsys.readouterr().err.startswith("loadtest: no benchmark is called scheduler; there are client, compare, ")
+    assert capsys.readouterr().err.startswith(
+        "loadtest: no benchmark is called scheduler; there are agreement, client, compare, "
+    )
 
 
 def test_names_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,8 +77,11 @@ def _plotly() -> str:
 
 def _points(result: Result) -> dict[str, Any]:
     """The points of a run's plots. Names are escaped: plotly takes some HTML in them."""
-    own = None, _keeps(result.report), result.report
-    runs = [(step.rate, step.keeps, step.report) for step in result.steps] or [own]
+    own: tuple[float | None, bool | None, Report] = (None, _keeps(result.report), result.report)
+    steps: list[tuple[float | None, bool | None, Report]] = [
+        (step.rate, step.keeps, step.report) for step in result.steps
+    ]
+    runs = steps or [own]
     return {
         "label": str(escape(result.label)),
         **asdict(result.plots),
@@ -87,7 +90,7 @@ def _points(result: Result) -> dict[str, Any]:
 
 
 def _keeps(report: Report) -> bool | None:
-    """Whether enough requests of a run kept its SLO; None where it had none."""
+    """Returns True if enough requests of a run kept its SLO; None where it had none."""
     return None if report.goodput is None else report.goodput.share >= ATTAINMENT
 
 

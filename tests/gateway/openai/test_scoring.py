@@ -150,7 +150,7 @@ async def test_a_text_that_is_too_long_is_named_by_its_place(api: Api):
 
 
 async def test_defaults_of_clients_are_taken_and_unknown_fields_named(api: Api):
-    neutral = {name: values[0] if values else None for name, values in SCORES_NEUTRAL.items()}
+    neutral: dict[str, Any] = {name: values[0] if values else None for name, values in SCORES_NEUTRAL.items()}
     answer = await post(api, **RANKED, **neutral, user="me", priority=0, cache_salt=None)
     assert (answer.status_code, "x-baton-ignored-fields" in answer.headers) == (200, False)
     answer = await post(api, **RANKED, rank_fields=["text"])
