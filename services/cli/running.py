@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from socket import socket as Socket
 
 import typer
 
@@ -29,13 +30,13 @@ def scale(numbers: Sequence[str], host: str | None, port: int) -> int:
     return _ask(host, port, " ".join(["scale", *numbers]), "the scaling")
 
 
-def told(socket: Path, command: str, what: str) -> Iterator[str]:
+def told(socket: Path, command: str, what: str, connection: Socket | None = None) -> Iterator[str]:
     """Tells the `baton up` at this socket to do something; yields the lines of its answer. Raises Refusal.
 
-    what: the command, as its refusal calls it.
+    what: the command, as its refusal calls it. connection: see `control.ask`.
     """
     try:
-        yield from control.ask(socket, command)
+        yield from control.ask(socket, command, connection=connection)
     except OSError as error:
         raise Refusal(f"no `baton up` of this user listens at {socket}: {error.strerror}") from error
     except control.CommandFailed as failure:

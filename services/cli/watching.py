@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -39,8 +41,8 @@ def list_fleet(config: ListConfig, kinds: Sequence[str]) -> int:
 
     if unknown := [kind for kind in kinds if kind not in listing.KINDS]:
         raise Refusal(f"{unknown[0]!r} is none of {', '.join(listing.KINDS)}")
-    snapshot = _ask(config.gateway, listing.take_snapshot)
     wanted = kinds or listing.KINDS
+    snapshot = _ask(config.gateway, lambda client: listing.take_snapshot(client, with_rates="workers" in wanted))
     if config.as_json:
         typer.echo(json.dumps(listing.as_values(snapshot, wanted, config.limit), indent=2))
     else:
@@ -91,24 +93,34 @@ class FleetCommands:
         """See Commands."""
         from services.launcher import control
 
-        socket = control.socket_of_parent(gateway_pid)
-        return None if socket is None else RunningUp(socket)
+        path = control.socket_of_parent(gateway_pid)
+        return None if path is None else RunningUp(path)
 
 
 class RunningUp:
     """A `baton up`, told at its socket."""
 
-    def __init__(self, socket: Path) -> None:
-        self._socket = socket
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._connection: socket.socket | None = None  # of the last command
 
     def restart(self) -> Iterator[str]:
         """See Launcher."""
-        from services.cli import running
+        return self._told("restart", "the restart")
 
-        return running.told(self._socket, "restart", "the restart")
-
-    def scale(self, prefill: int, decode: int) -> Iterator[str]:
+    def scale(self, numbers: Mapping[str, int]) -> Iterator[str]:
         """See Launcher."""
+        words = [f"{role}={number}" for role, number in numbers.items()]
+        return self._told(" ".join(["scale", *words]), "the scaling")
+
+    def leave(self) -> None:
+        """See Launcher."""
+        if self._connection is not None:
+            with suppress(OSError):  # it has ended already
+                self._connection.shutdown(socket.SHUT_RDWR)
+
+    def _told(self, command: str, what: str) -> Iterator[str]:
         from services.cli import running
 
-        return running.told(self._socket, f"scale prefill={prefill} decode={decode}", "the scaling")
+        self._connection = socket.socket(socket.AF_UNIX)
+        return running.told(self._path, command, what, self._connection)

@@ -121,12 +121,15 @@ async def listening(path: Path, commands: Mapping[str, Command]) -> AsyncIterato
         await asyncio.gather(*answering, return_exceptions=True)
 
 
-def ask(path: Path, command: str, silence_s: float = SILENCE_S) -> Iterator[str]:
+def ask(
+    path: Path, command: str, silence_s: float = SILENCE_S, connection: socket.socket | None = None
+) -> Iterator[str]:
     """Yields the lines of the answer as they come. Raises CommandFailed, or OSError where nobody listens.
 
-    command: its name and its arguments, as words with spaces between them.
+    command: its name and its arguments, as words with spaces between them. connection: a new socket of the caller's,
+    who can shut it down from another thread, and so leave; it is closed at the end.
     """
-    with socket.socket(socket.AF_UNIX) as connection:
+    with connection or socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(silence_s)
         try:
             connection.connect(str(path))

@@ -1,6 +1,6 @@
 """Commands that `baton top` gives to the fleet. Whoever starts it says how."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 
@@ -10,8 +10,14 @@ class Launcher(Protocol):
     def restart(self) -> Iterator[str]:
         """Replaces every process, and yields a line for each; blocks in between. Raises Refusal."""
 
-    def scale(self, prefill: int, decode: int) -> Iterator[str]:
-        """Starts or ends workers, and yields a line for each; blocks in between. Raises Refusal."""
+    def scale(self, numbers: Mapping[str, int]) -> Iterator[str]:
+        """Starts or ends workers, and yields a line for each; blocks in between. Raises Refusal.
+
+        numbers: of its own workers, by role. Where there are none nothing changes. The last line says which there are.
+        """
+
+    def leave(self) -> None:
+        """Ends the command that is under way, from another thread. What it has done stays."""
 
 
 class Commands(Protocol):

@@ -7,7 +7,7 @@ from typing import Any
 
 from services.top import columns, tables
 from services.top.feed import GatewayClient
-from services.top.told import Rows, Tick
+from services.top.told import Hello, Rows, Tick
 from services.top.view import View
 
 JSON_VERSION = 1  # raised where a field changes its meaning or goes; further fields may come
@@ -23,17 +23,23 @@ class Snapshot:
     rows: dict[int, Any] = field(default_factory=dict)  # requests, by their numbers
 
 
-async def take_snapshot(client: GatewayClient) -> Snapshot:
-    """Reads a feed up to its first tick. Raises GatewayError."""
+async def take_snapshot(client: GatewayClient, *, with_rates: bool = False) -> Snapshot:
+    """Reads a feed up to its first tick. Raises GatewayError.
+
+    with_rates: up to the second one, a second later, where there are workers whose tokens a second the first one has
+    not: a gateway compares ticks, and makes them only while somebody listens.
+    """
     snapshot = Snapshot()
     async with aclosing(client.feed()) as feed:
         async for told, data in feed:
             snapshot.view.take(told)
             if isinstance(told, Tick):
-                snapshot.tick = data
-                break
-            rows = data["rows"] if isinstance(told, Rows) else data.get("requests", ())
-            snapshot.rows |= {row["n"]: row for row in rows}
+                is_second, snapshot.tick = bool(snapshot.tick), data
+                if is_second or not (with_rates and any(worker.tokens_per_s is None for worker in told.workers)):
+                    break
+            elif isinstance(told, Rows | Hello):
+                rows = data["rows"] if isinstance(told, Rows) else data.get("requests", ())
+                snapshot.rows |= {row["n"]: row for row in rows}
     return snapshot
 
 

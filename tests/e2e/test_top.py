@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from textual.widgets import Static
+from textual.widgets import Label, Static
 
 from services.cli.watching import FleetCommands
 from services.top.config import GatewayChoice
 from services.top.feed import GatewayClient
 from services.top.screen.app import Top
+from services.top.screen.questions import ScaleQuestion
 from services.top.timeline import phases_of
 from tests.e2e.stack import Stack
 from tests.e2e.up import Up, running_up
@@ -81,7 +82,11 @@ async def _change(up: Up, client: GatewayClient) -> None:
     app = Top(client, FleetCommands(None))
     async with app.run_test(size=WIDE) as pilot:
         await until(lambda: serving(app) == ["decode", "prefill"], 60)
-        await press(pilot, "c", "tab", "backspace", "2", "enter")
+        await press(pilot, "c")
+        await until(lambda: isinstance(app.screen, ScaleQuestion), 60)
+        here = str(app.screen.query_one("#here", Label).content)
+        assert here == "`baton up` has 1 prefill (prefill-0); 1 decode (decode-0)."
+        await press(pilot, "tab", "2", "enter")
         await until(lambda: text_of(app, "said").startswith("scale: 1 prefill"), 300)
         await until(lambda: serving(app) == ["decode", "decode", "prefill"], 60)
         first = next(row[0] for row in rows_of(app, "workers") if row[1] == "decode")
@@ -90,7 +95,7 @@ async def _change(up: Up, client: GatewayClient) -> None:
         await until(lambda: serving(app) == ["decode", "decode", "prefill"], 300)  # `baton up` starts it again
         gateway = gateway_pid(app)
         await press(pilot, "R", "y")
-        await until(lambda: not app._busy and gateway_pid(app) != gateway, 500)
+        await until(lambda: app._command is None and gateway_pid(app) != gateway, 500)
         await until(lambda: serving(app) == ["decode", "decode", "prefill"], 60)
     assert up.process.poll() is None
 

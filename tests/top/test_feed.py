@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,12 @@ from services.launcher.authority import Authority
 from services.tls.files import CertificateFiles
 from services.top.config import GatewayChoice
 from services.top.feed import GatewayClient, GatewayError, Lost, NotTold, _events
-from services.top.listing import as_values, take_snapshot
+from services.top.listing import as_text, as_values, take_snapshot
 from services.top.summary import summary
 from services.top.told import Hello, Rows, Tick
 from services.top.view import MAX_REQUESTS, View
 from tests.gateway.keys.key_files import KeySet, bearer, write_keys
-from tests.gateway.running_api import running_api
+from tests.gateway.running_api import Api, running_api
 from tests.top.fleets import DECODE, PREFILL, choice, set_workers
 
 
@@ -63,6 +64,31 @@ async def test_a_snapshot_has_the_rows_beyond_those_of_the_hello():
         assert numbers == sorted(numbers, reverse=True)
         assert values["workers"][0]["incarnation"]  # fields that no table shows are there
         assert "links" not in values
+
+
+async def test_a_snapshot_has_the_tokens_a_second_of_workers_where_they_are_wanted():
+    """A gateway makes ticks only while somebody listens, and the first one has nothing to be compared with."""
+    async with running_api() as api, GatewayClient(choice(api)) as client:
+        set_workers(api)
+        computing = asyncio.create_task(_compute(api))
+        snapshot = await take_snapshot(client, with_rates=True)
+        computing.cancel()
+        prefill, decode, _ = snapshot.view.workers()
+        assert prefill.tokens_per_s == 0
+        assert decode.tokens_per_s is not None
+        assert decode.tokens_per_s > 0
+        table = as_text(snapshot, ("workers",), 0, None).splitlines()
+        place = table[0].split().index("tok/s")
+        assert float(table[2].split()[place].replace(",", "")) == pytest.approx(decode.tokens_per_s, rel=0.1)
+        assert (await take_snapshot(client)).view.workers()[1].tokens_per_s is None  # it does not wait
+
+
+async def _compute(api: Api) -> None:
+    """Has the decode worker compute tokens."""
+    while True:
+        worker = api.fleet.workers[1]
+        api.fleet.workers[1] = replace(worker, computed_tokens=(worker.computed_tokens or 0) + 10)
+        await asyncio.sleep(0.02)
 
 
 def test_a_view_keeps_the_newest_requests_alone():

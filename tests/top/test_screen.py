@@ -18,7 +18,7 @@ from services.top.config import GatewayChoice
 from services.top.feed import GatewayClient
 from services.top.screen.app import Top
 from services.top.screen.lists import MAX_SHOWN, List
-from services.top.screen.questions import Confirmation, RequestScreen
+from services.top.screen.questions import Confirmation, RequestScreen, ScaleQuestion
 from services.top.told import Worker
 from tests.gateway.console.scripted_fleet import a_worker
 from tests.gateway.keys.key_files import write_keys
@@ -185,6 +185,9 @@ async def test_the_launcher_is_told_to_restart_and_to_scale_and_its_words_are_sh
         await may_end.wait()
 
     async def scale(arguments: control.Arguments, tell: control.Tell) -> None:
+        if not arguments:
+            tell("2 prefill (prefill-0, prefill-1); 1 decode (decode-0)")
+            return
         asked.append(("scale", dict(arguments)))
         raise control.CommandFailed("no memory is left")
 
@@ -197,14 +200,50 @@ async def test_the_launcher_is_told_to_restart_and_to_scale_and_its_words_are_sh
             await press(pilot, "c")
             assert text_of(app, "said") == "another command is under way"
             may_end.set()
-            await until(lambda: not app._busy)
-            await press(pilot, "c", "tab", "backspace", "0", "enter")
+            await until(lambda: app._command is None)
+            await press(pilot, "c")
+            await until(lambda: isinstance(app.screen, ScaleQuestion))
+            # One of them is just restarted, so that the gateway has it not.
+            assert "has 2 prefill (prefill-0, prefill-1); 1 decode" in str(app.screen.query_one("#here", Label).content)
+            await press(pilot, "tab", "0", "enter")
             assert "one decode worker stays" in str(app.screen.query_one("#wrong", Label).content)
             await press(pilot, "backspace", "3", "enter")
             await until(lambda: text_of(app, "said") == "scale: the scaling went no further: no memory is left")
             await press(pilot, "4")
             assert sorted({row[1] for row in rows_of(app, "events")} & {"restart", "scale"}) == ["restart", "scale"]
-    assert asked == [("restart", {}), ("scale", {"prefill": "1", "decode": "3"})]
+            await press(pilot, "c")
+            await until(lambda: isinstance(app.screen, ScaleQuestion))
+            await press(pilot, "enter")  # nothing is filled in
+            assert len(app.screen_stack) == 1
+    assert asked == [("restart", {}), ("scale", {"decode": "3"})]  # of prefill nothing was said
+
+
+async def test_who_leaves_while_a_command_is_under_way_is_asked_and_ends_it(tmp_path: Path):
+    """The thread that waits for the launcher ends with the application."""
+    begun, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def restart(arguments: control.Arguments, tell: control.Tell) -> None:
+        tell("decode-0 is replaced")
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    path = tmp_path / "private" / "up.sock"
+    async with control.listening(path, {"restart": restart}), running_api() as api:
+        async with shown(api, commands=AtSocket(path)) as (app, pilot):
+            await press(pilot, "R", "y")
+            await begun.wait()
+            await press(pilot, "q")
+            assert isinstance(app.screen, Confirmation)
+            await press(pilot, "n")
+            assert app._command is not None
+            assert not cancelled.is_set()
+            await press(pilot, "q", "y")
+        async with asyncio.timeout(30):
+            await cancelled.wait()
+        await until(lambda: app._command is None)
 
 
 async def test_a_feed_that_ends_is_said_and_opened_again(tmp_path: Path):

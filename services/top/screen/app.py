@@ -60,7 +60,8 @@ class Top(App[str]):
         self._own_events: deque[FleetEvent] = deque(maxlen=MAX_EVENTS)  # what commands that were given here said
         self._was_heard = False
         self._lost: str | None = None  # why nothing is told now
-        self._busy = False  # a command to the launcher is under way
+        self._command: tuple[str, Launcher] | None = None  # that is under way
+        self._has_ended = False
         self._summary = Static("connecting", id="summary", markup=False)
         self._unhealthy = Static("", id="unhealthy", markup=False)
         self._said = Static("", id="said", markup=False)
@@ -95,6 +96,12 @@ class Top(App[str]):
         """Begins to follow the gateway."""
         self._list().focus()
         self.run_worker(self._follow(), exclusive=True, group="feed")
+
+    def on_unmount(self) -> None:
+        """Leaves a command that is under way, so that no thread waits for it."""
+        self._has_ended = True
+        if self._command is not None:
+            self._command[1].leave()
 
     async def _follow(self) -> None:
         """Takes in the feed, and opens it again when it ends. Where it never began, the application ends."""
@@ -136,6 +143,19 @@ class Top(App[str]):
         return self._lists[self._tab()]
 
     # Keys
+
+    async def action_quit(self) -> None:
+        """Ends the application; asks first where that ends a command."""
+        if self._command is None:
+            self.exit()
+            return
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self.exit()
+
+        what = f"A {self._command[0]} is under way, and ends when you leave: what is done stays, the rest is not done."
+        self.push_screen(Confirmation(f"{what} Leave?"), answered)
 
     def action_tab(self, name: str) -> None:
         """Goes to a tab."""
@@ -218,26 +238,37 @@ class Top(App[str]):
 
         def answered(yes: bool | None) -> None:
             if yes:
-                self._tell_launcher("restart", launcher.restart)
+                self._tell_launcher("restart", launcher, launcher.restart)
 
         what = "Restart all workers and the gateway, one by one? They serve meanwhile."
         self.push_screen(Confirmation(what), answered)
 
     def action_scale(self) -> None:
-        """Asks how many workers there are to be, and has the launcher start or end some."""
+        """Asks the launcher for its workers, then how many there are to be, and has it start or end some.
+
+        The gateway's own list is another one: it has workers of other machines, and none that is just restarted.
+        """
         if (launcher := self._launcher()) is None:
             return
-        roles = [worker.role for worker in self._view.workers() if worker.state in ("ok", "connecting")]
 
+        def ask() -> None:
+            lines: list[str] = []
+            self._listen("scale", lambda: launcher.scale({}), lines.append)
+            if lines:
+                self._in_application(lambda: self._ask_numbers(launcher, lines[-1]))
+
+        self._begin("scale", launcher, ask)
+
+    def _ask_numbers(self, launcher: Launcher, here: str) -> None:
         def answered(numbers: Numbers | None) -> None:
             if numbers is not None:
-                self._tell_launcher("scale", lambda: launcher.scale(*numbers))
+                self._tell_launcher("scale", launcher, lambda: launcher.scale(numbers))
 
-        self.push_screen(ScaleQuestion((roles.count("prefill"), roles.count("decode"))), answered)
+        self.push_screen(ScaleQuestion(here), answered)
 
     def _launcher(self) -> Launcher | None:
         """Finds the launcher of the gateway, or says why there is none to be told."""
-        if self._busy:
+        if self._command is not None:
             self._say("another command is under way")
             return None
         gateway = None if self._view.tick is None else self._view.tick.gateway
@@ -247,19 +278,32 @@ class Top(App[str]):
             self._say("no `baton up` of this user on this machine runs this gateway: nobody can be told")
         return found
 
-    def _tell_launcher(self, what: str, begin: Callable[[], Iterator[str]]) -> None:
-        self._busy = True
-        self.run_worker(lambda: self._listen(what, begin), thread=True, group="launcher")
+    def _tell_launcher(self, what: str, launcher: Launcher, begin: Callable[[], Iterator[str]]) -> None:
+        def note(line: str) -> None:
+            self._in_application(lambda: self._note(what, "", line))
 
-    def _listen(self, what: str, begin: Callable[[], Iterator[str]]) -> None:
-        """Notes each line of the launcher's answer; runs in a thread, since it blocks."""
+        self._begin(what, launcher, lambda: self._listen(what, begin, note))
+
+    def _begin(self, what: str, launcher: Launcher, work: Callable[[], None]) -> None:
+        """Runs in a thread what waits for the launcher."""
+        self._command = what, launcher
+        self.run_worker(work, thread=True, group="launcher")
+
+    def _listen(self, what: str, begin: Callable[[], Iterator[str]], take: Callable[[str], None]) -> None:
+        """Takes each line of the launcher's answer, and notes a refusal; blocks."""
         try:
             for line in begin():
-                self.call_from_thread(self._note, what, "", line)
+                take(line)
         except Refusal as refusal:
-            self.call_from_thread(self._note, what, "", str(refusal))
+            words = str(refusal)
+            self._in_application(lambda: self._note(what, "", words))
         finally:
-            self._busy = False
+            self._command = None
+
+    def _in_application(self, work: Callable[[], None]) -> None:
+        """Does something from a thread, while there is an application."""
+        if not self._has_ended:
+            self.call_from_thread(work)
 
     def _note(self, kind: str, name: str, text: str) -> None:
         """Says it below the lists, and keeps it among the events."""

@@ -1,6 +1,6 @@
 """Questions before something is done to the fleet, and the record of one request."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -11,7 +11,8 @@ from textual.widgets import Button, Input, Label, Static
 
 from services.top.feed import GatewayError
 
-Numbers = tuple[int, int]  # of prefill and decode workers
+Numbers = Mapping[str, int]  # of workers, by role: those that are to change alone
+_ROLES = ("prefill", "decode")
 
 _BOX = """
 {name} {{ align: center middle; }}
@@ -54,35 +55,37 @@ class Confirmation(ModalScreen[bool]):
 
 
 class ScaleQuestion(ModalScreen[Numbers | None]):
-    """Asks how many workers there are to be; None: nothing is to change."""
+    """Asks how many workers there are to be; None: nothing is to change. here: the workers that there are, in words."""
 
     CSS = _BOX.format(name="ScaleQuestion")
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "Leave")]
 
-    def __init__(self, now: Numbers) -> None:
+    def __init__(self, here: str) -> None:
         super().__init__()
-        self._numbers = now
+        self._here = here
 
     def compose(self) -> ComposeResult:
-        """Lays out two numbers."""
+        """Lays out a field for each role, which is empty: what is not filled in stays as it is."""
         with Vertical():
+            yield Label(f"`baton up` has {self._here}.", id="here", markup=False)
             yield Label("Workers that are to be there (Enter: do it, Escape: leave it)")
-            for role, number in zip(("prefill", "decode"), self._numbers, strict=True):
+            for role in _ROLES:
                 yield Label(role)
-                yield Input(str(number), id=role, type="integer", max_length=4)
+                yield Input(placeholder="as it is", id=role, type="integer", max_length=4)
             yield Label("", id="wrong")
 
     def on_input_submitted(self, _: Input.Submitted) -> None:
-        """Answers with both numbers, or says what is wrong with them."""
-        texts = [self.query_one(f"#{role}", Input).value for role in ("prefill", "decode")]
-        if not all(text.isascii() and text.isdigit() for text in texts):
-            self.query_one("#wrong", Label).update("each is a number")
+        """Answers with the numbers that are filled in, or says what is wrong with them."""
+        texts = {role: self.query_one(f"#{role}", Input).value for role in _ROLES}
+        given = {role: text for role, text in texts.items() if text}
+        if not all(text.isascii() and text.isdigit() for text in given.values()):
+            self.query_one("#wrong", Label).update("each is a number, or empty")
             return
-        prefill, decode = map(int, texts)
-        if decode < 1:
+        numbers = {role: int(text) for role, text in given.items()}
+        if numbers.get("decode") == 0:
             self.query_one("#wrong", Label).update("one decode worker stays: every request ends there")
             return
-        self.dismiss((prefill, decode))
+        self.dismiss(numbers or None)
 
     def action_leave(self) -> None:
         """Answers that nothing is to change."""
