@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    MinistralConfig,
+    MinistralForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     MixtralConfig,
@@ -30,6 +32,7 @@ from transformers import (
 
 FAMILIES = {
     "llama": (LlamaConfig, LlamaForCausalLM),
+    "ministral": (MinistralConfig, MinistralForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
     "mixtral": (MixtralConfig, MixtralForCausalLM),
     "opt": (OPTConfig, OPTForCausalLM),
@@ -91,7 +94,7 @@ def write_checkpoint(
         shape |= {"ffn_dim": 96, "pad_token_id": None}
     else:
         shape |= {"intermediate_size": 96, "num_key_value_heads": 2}
-    if family in ("llama", "mistral", "qwen3"):
+    if family in ("llama", "ministral", "mistral", "qwen3"):
         shape["head_dim"] = 16
     shape |= OF_EXPERTS.get(family, {})
     model = model_class(config_class(**shape | config))

@@ -184,7 +184,7 @@ class _Step:
         return empty_rows(self._tokens, width, self._weights.dtype).normal_()
 
     def prepare(self) -> CpuPlan:
-        return self._attention.prepare(self._queries, self._config.window)
+        return self._attention.prepare(self._queries, self._config.layer_windows)
 
     def attention(self) -> None:
         q, k, v = self._split()

@@ -12,6 +12,7 @@ import torch
 
 from kvtransfer.layout import KvLayout
 from services.engine.attention.base import PagedQueries
+from services.engine.attention.by_layer import Windows
 from services.engine.attention.cpu_attention import CpuAttention
 from services.engine.attention.torch_attention import TILE, TorchAttention
 
@@ -72,7 +73,7 @@ class Case:
         pieces = [np.arange(s + a, s + b) for s, a, b in zip(starts, first, last, strict=True)]
         return torch.from_numpy(np.concatenate(pieces))
 
-    def run(self, window: int | None = None) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def run(self, window: Windows = None) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """All layers: first everything but the new tokens is written (rows that have some), then the step."""
         before = [length - count for length, count in zip(self.lengths, self.counts, strict=True)]
         old = [row for row, length in enumerate(before) if length]
@@ -267,7 +268,7 @@ def test_a_narrowed_plan_has_the_prefixes_that_rows_share() -> None:
     case = Case([1100, 1090, 300], [1, 1, 200])
     case.share(2, 1088)
     narrowed = check_narrowed(case, torch.tensor([0, 1, 201]), None)
-    assert narrowed.several is not None
+    assert narrowed.work.at(0).several is not None
 
 
 def check_narrowed(case: Case, wanted: torch.Tensor, window: int | None) -> Any:
@@ -275,7 +276,7 @@ def check_narrowed(case: Case, wanted: torch.Tensor, window: int | None) -> Any:
     whole = case.run(window)
     plan = case.attention.prepare(case._queries(case.lengths, case.counts, [0, 1, 2]), window)
     new = case.tokens([length - count for length, count in zip(case.lengths, case.counts, strict=True)], case.lengths)
-    narrowed = case.attention.narrow(plan, wanted)
+    narrowed = case.attention.narrow(plan, wanted, 0)
     tolerance = 2e-6 if case.dtype == torch.float32 else 2e-2
     for layer, (out, lse) in enumerate(whole):
         case.attention.write(plan, layer, *case.kv[layer, :, new])
@@ -283,7 +284,7 @@ def check_narrowed(case: Case, wanted: torch.Tensor, window: int | None) -> Any:
         found, found_lse = case.attention.attend(narrowed, layer, case.q[layer, wanted], nothing, nothing)
         torch.testing.assert_close(found, out[wanted], atol=tolerance, rtol=tolerance)
         torch.testing.assert_close(found_lse, lse[wanted], atol=max(tolerance, 5e-6), rtol=1e-6)
-    assert case.attention.narrow(plan, torch.zeros(len(new) // 16 + 1, dtype=torch.int64)) is None
+    assert case.attention.narrow(plan, torch.zeros(len(new) // 16 + 1, dtype=torch.int64), 0) is None
     return narrowed
 
 
@@ -293,6 +294,22 @@ def check_narrowed(case: Case, wanted: torch.Tensor, window: int | None) -> Any:
 def test_a_window_hides_older_tokens(window: int, dtype: torch.dtype) -> None:
     """Long rows too, where whole stretches of keys are hidden."""
     check(Case([*MIXED[0], 1500], [*MIXED[1], 1], dtype=dtype), window)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_with_windows_of_their_own(dtype: torch.dtype) -> None:
+    """One step: rows that share a prefix, which the first layer alone attends to together, and longer rows."""
+    lengths = [1160, 1130, 1140, 40, 300]
+    case = Case(lengths, [1, 1, 1, 40, 30], dtype=dtype)
+    case.share(3, 1120)
+    windows = (None, 24, 100)
+    exact = dtype == torch.float32
+    for layer, (out, lse) in enumerate(case.run(windows)):
+        expected, expected_lse = case.expected(layer, windows[layer])
+        torch.testing.assert_close(out.double(), expected, atol=2e-6 if exact else 2e-2, rtol=1e-5 if exact else 2e-2)
+        torch.testing.assert_close(
+            lse.double(), expected_lse, atol=5e-6 if exact else 2e-2, rtol=1e-6 if exact else 1e-2
+        )
 
 
 def test_many_rows_are_attended_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,37 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "max_window_layers": 0,
         },
     ),
+    "qwen2-gqa3-some-layers-slide": (
+        "qwen2",
+        {
+            "num_attention_heads": 6,
+            "hidden_size": 96,
+            "num_hidden_layers": 5,
+            "use_sliding_window": True,
+            "sliding_window": 21,
+            "max_window_layers": 3,
+        },
+    ),
+    "qwen3-tied-bias-layers-slide-by-turns": (
+        "qwen3",
+        {
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "head_dim": 24,
+            "num_hidden_layers": 4,
+            "use_sliding_window": True,
+            "sliding_window": 7,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+    ),
+    "ministral-first-layer-sees-all": (
+        "ministral",
+        {
+            "num_hidden_layers": 3,
+            "sliding_window": 17,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        },
+    ),
     "mistral-window": ("mistral", {"sliding_window": 24, "num_hidden_layers": 3}),
     "mistral-window-of-a-block": ("mistral", {"sliding_window": 16}),
     "mistral-no-window-linear-rope": (
@@ -245,8 +276,8 @@ def test_few_queries_get_what_they_get_among_all(shape: str, tmp_path: Path, mon
     write_checkpoint(tmp_path, family, **(changes | {"max_position_embeddings": num_tokens}))
     narrow, narrowed = CpuAttention.narrow, list[bool]()
 
-    def spied(self: CpuAttention, plan: CpuPlan, tokens: torch.Tensor) -> CpuPlan | None:
-        found = narrow(self, plan, tokens)
+    def spied(self: CpuAttention, plan: CpuPlan, tokens: torch.Tensor, layer: int) -> CpuPlan | None:
+        found = narrow(self, plan, tokens, layer)
         narrowed.append(found is not None)
         return found
 

@@ -113,9 +113,27 @@ def test_more_rows_share_a_prefix_than_a_tile_takes(device: torch.device) -> Non
         assert check.ok, check
 
 
+@pytest.mark.parametrize("padded_rows", first_of(1, [8, None]))
+def test_layers_with_windows_of_their_own(device: torch.device, padded_rows: int | None) -> None:
+    """One step, recorded or not: the first layer alone attends to a prefix of all rows together."""
+    case = Case(
+        seq_lens=(1000, 999, 1005, 1010, 1001, 998, 30),
+        counts=(1,) * 7,
+        shared=((0, 6, 992),),
+        window=(None, 20, 100),
+        num_layers=3,
+        num_kv_heads=1,
+        head_dim=16,
+        padded_rows=padded_rows,
+    )
+    assert has_shared_items(Step(case, device))
+    for check in run_case(case, device):
+        assert check.ok, check
+
+
 def has_shared_items(step: Step) -> bool:
     plan = step.plan(step.attention())
-    return any(launch.kind == "shared" and int(launch.items[0, 0]) > 0 for launch in plan.launches)
+    return any(launch.kind == "shared" and int(launch.items[0, 0]) > 0 for launch in plan.work.at(0).launches)
 
 
 def test_random_cases(device: torch.device) -> None:
@@ -151,11 +169,12 @@ def test_with_fixed_splits_a_row_alone_is_the_row_in_a_batch(device: torch.devic
 
 def addresses(plan: TritonPlan) -> list[object]:
     """What a graph would keep of a step's launches."""
-    assert plan.merges is not None
+    work = plan.work.at(0)
+    assert work.merges is not None
     outputs = plan.outputs
     buffers = outputs.out, outputs.lse, outputs.partial_out, outputs.partial_lse
-    grids = [(launch.kind, launch.grid) for launch in plan.launches]
-    return [*(buffer.data_ptr() for buffer in buffers), *grids, plan.merges.shape, plan.offsets.shape]
+    grids = [(launch.kind, launch.grid) for launch in work.launches]
+    return [*(buffer.data_ptr() for buffer in buffers), *grids, work.merges.shape, plan.offsets.shape]
 
 
 class OneBuffer:

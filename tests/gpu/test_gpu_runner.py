@@ -39,6 +39,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3-gqa4-128": ("qwen3", {"num_key_value_heads": 2, "num_attention_heads": 8, "head_dim": 128}),
     "mistral-window": ("mistral", {"sliding_window": 24}),
+    "qwen3-some-layers-slide": (
+        "qwen3",
+        {"num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
+    ),
     "opt-norm-first-tied": ("opt", {"tie_word_embeddings": True}),
     "opt-norm-after-projected": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
 }

@@ -11,6 +11,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from torch import Tensor
 
+from services.engine.attention.by_layer import Windows
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PagedQueries:
@@ -43,15 +45,16 @@ class Attention(Protocol[PlanT]):
     def writes_by_kernel(self) -> bool:
         """Returns True if `write` only runs kernels: see `Operations.by_rows`."""
 
-    def prepare(self, queries: PagedQueries, window: int | None = None) -> PlanT:
+    def prepare(self, queries: PagedQueries, windows: Windows = None) -> PlanT:
         """Does the step's index work, for all layers.
 
-        With a `window`, a token sees itself and window - 1 before it. A block of which no query of the step sees
-        anything is not read, whatever its entry in the table is.
+        In a layer with a window, a token sees itself and window - 1 before it. A block of which no query of the step
+        sees anything in any layer is not read, whatever its entry in the table is.
         """
 
-    def narrow(self, plan: PlanT, tokens: Tensor) -> PlanT | None:
-        """Returns a plan for some tokens of the plan's step, int64[N]; None: there is none, or it would save no time.
+    def narrow(self, plan: PlanT, tokens: Tensor, layer: int) -> PlanT | None:
+        """Returns a plan of one layer for some tokens of the plan's step, int64[N]; None: there is none, or it would
+        save no time.
 
         `attend` with it takes q of these tokens alone, [N, heads, head_dim], and ignores k and v: K and V are all in
         the pool.

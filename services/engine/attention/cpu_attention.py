@@ -10,6 +10,7 @@ arXiv 2501.01005) if that saves enough, and then each to the rest of its own.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from kvtransfer.layout import KvLayout
 from services.engine.attention.base import KernelInputs, PagedQueries
+from services.engine.attention.by_layer import ByLayer, Windows, by_layer
 from services.engine.attention.flash_attention import FlashAttention
 from services.engine.attention.paged_pool import begin_tokens
 from services.engine.attention.shared_prefix import SharedPrefix, shared_prefixes, tokens_of
@@ -37,7 +39,7 @@ class SeveralPlan(Protocol):
     """The plan that `Several.prepare` makes."""
 
     def kernel_inputs(self) -> KernelInputs | None:
-        """Returns what `Attention.kernel_inputs` does, of this part of a step."""
+        """Returns what `Attention.kernel_inputs` does, of this part of a step, but for the block tables."""
 
 
 class Several(Protocol):
@@ -59,15 +61,37 @@ class _Masked:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CpuPlan:
-    """The part of a step's work that all its layers share."""
+class _Work:
+    """The work that all layers with one window share."""
 
-    queries: PagedQueries
     window: int | None
-    offsets: Tensor  # int64[T]: the pool's element at which each token's K in head 0 of layer 0 begins
     several: SeveralPlan | None  # None: `Several` has nothing to do
     singles: Singles | None
     masked: _Masked | None
+
+    def kernel_inputs(self, others: "_Work") -> KernelInputs | None:
+        """Returns what `Attention.kernel_inputs` does, without what is the same for all windows. others: the work of
+        the first window.
+        """
+        several: KernelInputs | None = ((), ()) if self.several is None else self.several.kernel_inputs()
+        if several is None:
+            return None
+        numbers, tensors = several
+        if (singles := self.singles) is None:
+            return (0, *numbers), tensors
+        own = [singles.first_keys]
+        if self is others:
+            own += singles.tokens, singles.tables, singles.seq_lens
+        return (len(singles.tokens), singles.tables.stride(0), int(singles.begun), *numbers), (*own, *tensors)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CpuPlan:
+    """The part of a step's work that its layers share."""
+
+    queries: PagedQueries
+    offsets: Tensor  # int64[T]: the pool's element at which each token's K in head 0 of layer 0 begins
+    work: ByLayer[_Work]
     outputs: tuple[Tensor, Tensor]  # results of `attend`, layer after layer
 
 
@@ -102,11 +126,11 @@ class CpuAttention:
         """See `Attention.writes_by_kernel`."""
         return self._kernels is not None
 
-    def prepare(self, queries: PagedQueries, window: int | None = None) -> CpuPlan:
+    def prepare(self, queries: PagedQueries, windows: Windows = None) -> CpuPlan:
         """See `Attention.prepare`."""
-        return self._plan(queries, window, self._offsets(queries))
+        return self._plan(queries, windows, self._offsets(queries))
 
-    def narrow(self, plan: CpuPlan, tokens: Tensor) -> CpuPlan | None:
+    def narrow(self, plan: CpuPlan, tokens: Tensor, layer: int) -> CpuPlan | None:
         """Plans each token as a row of its own; None without kernels, and for more tokens than that pays for."""
         queries = plan.queries
         if self._kernels is None or len(tokens) * _LEAST_NARROWED > queries.query_starts[-1]:
@@ -116,35 +140,46 @@ class CpuAttention:
         unseen = queries.query_starts[rows + 1] - 1 - at  # tokens of the row after it
         seq_lens = (queries.seq_lens[rows] - unseen).astype(np.int32)
         few = PagedQueries(np.arange(len(at) + 1, dtype=np.int32), seq_lens, queries.block_tables[rows])
-        return self._plan(few, plan.window, plan.offsets[:0])
+        return self._plan(few, plan.work.at(layer).window, plan.offsets[:0])
 
-    def _plan(self, queries: PagedQueries, window: int | None, offsets: Tensor) -> CpuPlan:
+    def _plan(self, queries: PagedQueries, windows: Windows, offsets: Tensor) -> CpuPlan:
         is_single = np.diff(queries.query_starts) == 1
+        queries = replace(queries, block_tables=np.ascontiguousarray(queries.block_tables))
+        singles = None if self._kernels is None else self._singles(queries, np.flatnonzero(is_single))
+        work = by_layer(windows, partial(self._work, queries, is_single, singles))
+        return CpuPlan(queries, offsets, work, self._outputs(int(queries.query_starts[-1])))
+
+    def _work(self, queries: PagedQueries, is_single: np.ndarray, singles: Singles | None, window: int | None) -> _Work:
+        """Plans the layers with one window. singles: rows with one token; None: there are none, or no kernels."""
         by_kernel = is_single & (self._kernels is not None)
         by_mask = ~by_kernel & (is_single | (window is not None)) & (self._kernels is None)
         several = np.flatnonzero(~by_kernel & ~by_mask)
-        singles, shared = self._singles(queries, np.flatnonzero(by_kernel), window)
-        return CpuPlan(
-            queries,
+        shared: list[SharedPrefix] = []
+        if singles is not None:
+            singles, shared = self._begun(singles, np.flatnonzero(by_kernel), window)
+        return _Work(
             window,
-            offsets=offsets,
             several=self._several.prepare(queries, several, shared, window) if len(several) or shared else None,
             singles=singles,
             masked=self._masked_part(queries, np.flatnonzero(by_mask), window),
-            outputs=self._outputs(int(queries.query_starts[-1])),
         )
 
     def kernel_inputs(self, plan: CpuPlan) -> KernelInputs | None:
         """See `Attention.kernel_inputs`."""
-        several: KernelInputs | None = ((), ()) if plan.several is None else plan.several.kernel_inputs()
-        if self._kernels is None or several is None:
+        if self._kernels is None:
             return None
-        numbers, tensors = several
-        if (singles := plan.singles) is None:
-            return (0, *numbers), (plan.offsets, *plan.outputs, *tensors)
-        own = singles.tokens, singles.tables, singles.first_keys, singles.seq_lens
-        numbers = len(singles.tokens), singles.tables.stride(0), int(singles.begun), *numbers
-        return numbers, (plan.offsets, *plan.outputs, *own, *tensors)
+        first = plan.work.values[0]
+        numbers: list[int] = []
+        tensors = [plan.offsets, *plan.outputs]
+        if any(work.several is not None for work in plan.work):
+            tensors.append(torch.from_numpy(plan.queries.block_tables))
+        numbers.append(plan.queries.block_tables.shape[1] if len(tensors) > 3 else 0)
+        for work in plan.work:
+            if (inputs := work.kernel_inputs(first)) is None:
+                return None
+            numbers += len(inputs[0]), *inputs[0]
+            tensors += inputs[1]
+        return tuple(numbers), tuple(tensors)
 
     @property
     def rotate_and_write(self) -> None:
@@ -166,14 +201,14 @@ class CpuAttention:
 
     def attend(self, plan: CpuPlan, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """See `Attention.attend`."""
-        out, lse = plan.outputs
-        if plan.several is not None:
-            self._several.attend(plan.several, layer, q, k, v, out, lse)
-        if plan.singles is not None and self._kernels is not None:
-            self._kernels.attend(layer, q, out, lse, plan.singles)
-        if plan.masked is not None:
-            tokens = plan.masked.tokens
-            out[tokens], lse[tokens] = self._masked.attend(plan.masked.plan, layer, q[tokens], k, v)
+        (out, lse), work = plan.outputs, plan.work.at(layer)
+        if work.several is not None:
+            self._several.attend(work.several, layer, q, k, v, out, lse)
+        if work.singles is not None and self._kernels is not None:
+            self._kernels.attend(layer, q, out, lse, work.singles)
+        if work.masked is not None:
+            tokens = work.masked.tokens
+            out[tokens], lse[tokens] = self._masked.attend(work.masked.plan, layer, q[tokens], k, v)
         return out, lse
 
     def _outputs(self, num_tokens: int) -> tuple[Tensor, Tensor]:
@@ -184,13 +219,18 @@ class CpuAttention:
         blocks, positions = begin_tokens(queries, self._pool, self._layout.block_size)
         return torch.from_numpy(blocks * self._pool.stride(0) + positions * self._layout.head_dim)
 
-    def _singles(
-        self, queries: PagedQueries, rows: np.ndarray, window: int | None
-    ) -> tuple[Singles | None, list[SharedPrefix]]:
-        """Rows with one token, and the prefixes that some of them share."""
+    def _singles(self, queries: PagedQueries, rows: np.ndarray) -> Singles | None:
+        """Returns the rows with one token, which attend from their first key on; None: there are none."""
         if not len(rows):
-            return None, []
-        seq_lens, tables = queries.seq_lens[rows], np.ascontiguousarray(queries.block_tables[rows])
+            return None
+        seq_lens = queries.seq_lens[rows]
+        parts = queries.query_starts[rows], queries.block_tables[rows], np.zeros_like(seq_lens), seq_lens
+        tokens, tables, first_keys, lens = map(torch.from_numpy, parts)
+        return Singles(tokens, tables, first_keys, lens, begun=False)
+
+    def _begun(self, singles: Singles, rows: np.ndarray, window: int | None) -> tuple[Singles, list[SharedPrefix]]:
+        """Returns single tokens with the first key that each sees on its own, and the prefixes that some rows share."""
+        seq_lens, tables = singles.seq_lens.numpy(), singles.tables.numpy()
         first_keys = np.zeros_like(seq_lens)
         shared: list[SharedPrefix] = []
         if window is not None:
@@ -200,8 +240,7 @@ class CpuAttention:
             for group in shared_prefixes(tables, (seq_lens - 1) // size, _MIN_SAVED_BLOCKS):
                 first_keys[group.rows] = group.num_blocks * size
                 shared.append(replace(group, rows=rows[group.rows]))
-        tokens, table, first, lens = map(torch.from_numpy, (queries.query_starts[rows], tables, first_keys, seq_lens))
-        return Singles(tokens, table, first, lens, begun=bool(shared)), shared
+        return replace(singles, first_keys=torch.from_numpy(first_keys), begun=bool(shared)), shared
 
     def _masked_part(self, queries: PagedQueries, rows: np.ndarray, window: int | None) -> _Masked | None:
         if not len(rows):

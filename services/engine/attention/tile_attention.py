@@ -20,12 +20,13 @@ _MIN_SAVED_BLOCKS = 16  # for chunks of prompts, where reading a block costs lit
 class TilePlan:
     """The part of a step's work that all its layers share."""
 
-    tables: Tensor  # int32[R, B]
+    tables: Tensor  # int32[R, B], the step's own
     passes: list[Tiles]  # computed one after the other
 
     def kernel_inputs(self) -> KernelInputs:
         """See `SeveralPlan.kernel_inputs`."""
-        numbers, tensors = [self.tables.stride(0)], [self.tables]
+        numbers: list[int] = []
+        tensors: list[Tensor] = []
         for tiles in self.passes:
             numbers += len(tiles.rows), tiles.window, int(tiles.begun)
             tensors += tiles.tokens, tiles.limits, tiles.starts, tiles.rows, tiles.first_keys

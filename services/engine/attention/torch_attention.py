@@ -11,6 +11,7 @@ Python's work in a step grows with the number of buckets, not of rows.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from kvtransfer.layout import KvLayout
 from services.engine.attention.base import PagedQueries
+from services.engine.attention.by_layer import ByLayer, Windows, by_layer
 from services.engine.attention.paged_pool import Gatherer, begin_tokens
 
 TILE = 256  # query tokens of one row that are attended together, at most
@@ -51,12 +53,19 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TorchPlan:
-    """The part of a step's work that all its layers share."""
+class _Parts:
+    """The work that all layers with one window share."""
 
-    head_rows: Tensor  # int64[T * kv_heads]: head_dim-wide rows of the pool for new K at layer 0
     parts: list[_Part]
     order: Tensor | None  # int64[T]: each token's index in the parts' padded outputs; None: they are in order
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TorchPlan:
+    """The part of a step's work that its layers share."""
+
+    head_rows: Tensor  # int64[T * kv_heads]: head_dim-wide rows of the pool for new K at layer 0
+    work: ByLayer[_Parts]
 
 
 class TorchAttention:
@@ -71,22 +80,16 @@ class TorchAttention:
         self._head_rows_view = pool.view(-1, layout.head_dim)
         self._heads = np.arange(layout.num_kv_heads, dtype=np.int64)
 
-    def prepare(self, queries: PagedQueries, window: int | None = None) -> TorchPlan:
+    def prepare(self, queries: PagedQueries, windows: Windows = None) -> TorchPlan:
         """See `Attention.prepare`."""
-        head_rows = self._new_head_rows(queries)
-        tiles = _cut(queries, self._layout.block_size, window)
-        buckets = self._buckets(tiles)
-        parts = [self._part(queries, tiles[chosen], window) for chosen in buckets]
-        if len(parts) == 1 and parts[0].queries is None:
-            return TorchPlan(head_rows, parts, None)
-        return TorchPlan(head_rows, parts, _order([tiles[chosen] for chosen in buckets], int(queries.query_starts[-1])))
+        return TorchPlan(self._new_head_rows(queries), by_layer(windows, partial(self._parts, queries)))
 
     @property
     def writes_by_kernel(self) -> bool:
         """See `Attention.writes_by_kernel`."""
         return False
 
-    def narrow(self, plan: TorchPlan, tokens: Tensor) -> None:
+    def narrow(self, plan: TorchPlan, tokens: Tensor, layer: int) -> None:
         """Returns None: this backend attends to all tokens of a step."""
 
     def kernel_inputs(self, plan: TorchPlan) -> None:
@@ -104,11 +107,12 @@ class TorchAttention:
 
     def attend(self, plan: TorchPlan, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """See `Attention.attend`. Reads K and V from the pool."""
-        results = [self._attend_part(part, layer, q) for part in plan.parts]
-        if plan.order is None:
+        work = plan.work.at(layer)
+        results = [self._attend_part(part, layer, q) for part in work.parts]
+        if work.order is None:
             return results[0]
         outs, lses = zip(*results, strict=True)
-        return torch.cat(outs).index_select(0, plan.order), torch.cat(lses).index_select(0, plan.order)
+        return torch.cat(outs).index_select(0, work.order), torch.cat(lses).index_select(0, work.order)
 
     def _attend_part(self, part: _Part, layer: int, q: Tensor) -> tuple[Tensor, Tensor]:
         """Returns outputs and log-sum-exps of the part's padded queries: [tiles * queries, heads, head_dim], [..,
@@ -131,6 +135,14 @@ class TorchAttention:
         heads = blocks[:, None] * layout.num_kv_heads + self._heads
         head_rows = heads * (layout.num_layers * 2 * layout.block_size) + positions[:, None]
         return torch.from_numpy(head_rows.reshape(-1))
+
+    def _parts(self, queries: PagedQueries, window: int | None) -> _Parts:
+        tiles = _cut(queries, self._layout.block_size, window)
+        buckets = self._buckets(tiles)
+        parts = [self._part(queries, tiles[chosen], window) for chosen in buckets]
+        if len(parts) == 1 and parts[0].queries is None:
+            return _Parts(parts, None)
+        return _Parts(parts, _order([tiles[chosen] for chosen in buckets], int(queries.query_starts[-1])))
 
     def _buckets(self, tiles: _Tiles) -> list[np.ndarray]:
         """Returns the tiles that are attended together: of like lengths, and no more of them than a part may have."""

@@ -6,7 +6,8 @@ programs without an item end at once. Such a step stages:
 
     offsets int64[padded_rows]            -1 for padding
     pack    int32, one array of sections  items of each kind, tokens, limits, partials, merges; a section has a room of
-                                          the bucket's size, which begins at a multiple of 16 bytes
+                                          the bucket's size, which begins at a multiple of 16 bytes. One pack for each
+                                          distinct window of the model's layers
     tables  int32, rows' blocks           last, since its size changes from step to step
 """
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from kvtransfer.layout import KvLayout
 from services.engine.attention.base import PagedQueries
+from services.engine.attention.by_layer import ByLayer, Windows, by_layer, distinct_windows
 from services.engine.attention.staging import Staging
 from services.engine.attention.work_items import Tiling, WorkItems, WorkPlanner
 from services.engine.kernels.gpu.paged_attention import ItemEntries, Kind, Outputs, PagedAttentionKernels
@@ -54,15 +56,22 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TritonPlan:
-    """The part of a step's work that all its layers share. T: its tokens, or its bucket's padded_rows."""
+class LayerWork:
+    """The work that all layers with one window share."""
 
-    offsets: Tensor  # int64[T]: the pool's element at which a token's K in head 0 of layer 0 begins; padding: -1
     entries: ItemEntries
     launches: tuple[Launch, ...]
     merges: Tensor | None  # int32[J, 3]; None: no token has partial outputs
-    outputs: Outputs
     window: int  # 0: none
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TritonPlan:
+    """The part of a step's work that its layers share. T: its tokens, or its bucket's padded_rows."""
+
+    offsets: Tensor  # int64[T]: the pool's element at which a token's K in head 0 of layer 0 begins; padding: -1
+    work: ByLayer[LayerWork]
+    outputs: Outputs
 
 
 class TritonAttention:
@@ -127,30 +136,25 @@ class TritonAttention:
         q, k, v = heads.split((self._num_heads, num_kv, num_kv), dim=1)
         return q, k, v
 
-    def narrow(self, plan: TritonPlan, tokens: Tensor) -> None:
+    def narrow(self, plan: TritonPlan, tokens: Tensor, layer: int) -> None:
         """Returns None: this backend attends to all tokens of a step."""
 
     def kernel_inputs(self, plan: TritonPlan) -> None:
         """See `Attention.kernel_inputs`."""
 
-    def prepare(self, queries: PagedQueries, window: int | None = None) -> TritonPlan:
+    def prepare(self, queries: PagedQueries, windows: Windows = None) -> TritonPlan:
         """See `Attention.prepare`. The launches are this step's own; those of `prepare_recorded` can be replayed."""
         counts = np.diff(queries.query_starts)
         max_partials = self._planner.max_partials(int((counts == 1).sum()), bool((counts > 1).any()))
         tables, table_starts = self._tables(queries)
-        work = self._planner.plan(queries, window, max_partials, table_starts)
+        items = by_layer(windows, lambda window: self._planner.plan(queries, window, max_partials, table_starts))
         offsets = self._staging.put(self._offsets(queries))
-        entries, items, merges = self._staged(work, tables, None)
-        launches = [
-            Launch(kind, some, len(some) - 1 if kind == "prefill" else min(len(some) - 1, self._programs[kind]))
-            for kind, some in items.items()
-            if len(some) > 1
-        ]
-        outputs = self._outputs(len(offsets), work.num_partials, self._pool.new_empty)
-        merged = merges if work.num_partials else None
-        return TritonPlan(offsets, entries, tuple(launches), merged, outputs, window or 0)
+        work = self._staged(items, windows, tables, None)
+        num_partials = max(some.num_partials for some in items)
+        outputs = self._outputs(len(offsets), num_partials, self._pool.new_empty)
+        return TritonPlan(offsets, work, outputs)
 
-    def prepare_recorded(self, queries: PagedQueries, padded_rows: int, window: int | None = None) -> TritonPlan:
+    def prepare_recorded(self, queries: PagedQueries, padded_rows: int, windows: Windows = None) -> TritonPlan:
         """Plans a step for replay: its launches are the same for all steps with these padded_rows.
 
         The step has at most padded_rows rows, of one query token each; q, k and v have padded_rows tokens. Raises
@@ -161,15 +165,12 @@ class TritonAttention:
             raise ValueError(f"a step that is replayed has at most {padded_rows} rows, with one query token each")
         max_partials = self._planner.max_partials(padded_rows)
         tables, table_starts = self._tables(queries)
-        work = self._planner.plan(queries, window, max_partials, table_starts)
+        items = by_layer(windows, lambda window: self._planner.plan(queries, window, max_partials, table_starts))
         offsets = np.full(padded_rows, -1, np.int64)
         offsets[:num_rows] = self._offsets(queries)
         on_device = self._staging.put(offsets, fixed=True)
-        entries, items, merges = self._staged(work, tables, padded_rows)
-        kinds: tuple[Kind, ...] = ("decode",) if window or not self._planner.shares else ("shared", "decode")
-        launches = tuple(Launch(kind, items[kind], self._programs[kind]) for kind in kinds)
-        outputs = self._bucket_outputs(padded_rows, max_partials)
-        return TritonPlan(on_device, entries, launches, merges, outputs, window or 0)
+        work = self._staged(items, windows, tables, padded_rows)
+        return TritonPlan(on_device, work, self._bucket_outputs(padded_rows, max_partials))
 
     def write(self, plan: TritonPlan, layer: int, k: Tensor, v: Tensor) -> None:
         """See `Attention.write`."""
@@ -177,12 +178,13 @@ class TritonAttention:
 
     def attend(self, plan: TritonPlan, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """See `Attention.attend`. Reads K and V from the pool. Results for padding mean nothing."""
-        for launch in plan.launches:
+        work = plan.work.at(layer)
+        for launch in work.launches:
             self._kernels.attend(
-                launch.kind, layer, q, plan.outputs, launch.items, plan.entries, launch.grid, plan.window
+                launch.kind, layer, q, plan.outputs, launch.items, work.entries, launch.grid, work.window
             )
-        if plan.merges is not None:
-            self._kernels.merge(plan.outputs, plan.merges)
+        if work.merges is not None:
+            self._kernels.merge(plan.outputs, work.merges)
         return plan.outputs.out, plan.outputs.lse
 
     def _bucket_outputs(self, padded_rows: int, max_partials: int) -> Outputs:
@@ -200,9 +202,32 @@ class TritonAttention:
         return self._of_bucket[padded_rows]
 
     def _staged(
-        self, work: WorkItems, tables: np.ndarray, padded_rows: int | None
-    ) -> tuple[ItemEntries, dict[Kind, Tensor], Tensor]:
+        self, items: ByLayer[WorkItems], windows: Windows, tables: np.ndarray, padded_rows: int | None
+    ) -> ByLayer[LayerWork]:
         """Stages everything but the offsets: at its own length, or for a bucket at the bucket's."""
+        packs = [self._staged_pack(some, padded_rows) for some in items]
+        on_device = self._staging.put(tables, fixed=padded_rows is not None)
+        found = []
+        for window, some, (entries, of_kind, merges) in zip(distinct_windows(windows)[0], items, packs, strict=True):
+            launches = self._launches(of_kind, window, recorded=padded_rows is not None)
+            merged = merges if padded_rows is not None or some.num_partials else None
+            found.append(LayerWork(ItemEntries(*entries, on_device), launches, merged, window or 0))
+        return ByLayer(tuple(found), items.index)
+
+    def _launches(self, items: dict[Kind, Tensor], window: int | None, *, recorded: bool) -> tuple[Launch, ...]:
+        if recorded:
+            kinds: tuple[Kind, ...] = ("decode",) if window or not self._planner.shares else ("shared", "decode")
+            return tuple(Launch(kind, items[kind], self._programs[kind]) for kind in kinds)
+        return tuple(
+            Launch(kind, some, len(some) - 1 if kind == "prefill" else min(len(some) - 1, self._programs[kind]))
+            for kind, some in items.items()
+            if len(some) > 1
+        )
+
+    def _staged_pack(
+        self, work: WorkItems, padded_rows: int | None
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], dict[Kind, Tensor], Tensor]:
+        """Stages one window's work. Returns tokens, limits and partials of the entries; items; merges."""
         parts = work.tokens, work.limits, work.partials, work.merges, work.decode, work.shared, work.prefill
         rooms = [_aligned(part.size) for part in parts] if padded_rows is None else self._rooms(padded_rows)
         pack = _pack([part.reshape(-1) for part in parts], rooms)
@@ -210,11 +235,11 @@ class TritonAttention:
         sections = self._staging.put(pack, fixed=fixed).split(rooms)
         tokens, limits, partials, merges, *items = sections
         kinds: tuple[Kind, ...] = ("decode", "shared", "prefill")
-        entries = ItemEntries(tokens, limits, partials, self._staging.put(tables, fixed=fixed))
         num_merges = padded_rows if padded_rows is not None else len(work.merges)
         sizes = [work.decode.size, work.shared.size, work.prefill.size]
         rows = [some[: size // 6 * 6].view(-1, 6) for some, size in zip(items, sizes, strict=True)]
-        return entries, dict(zip(kinds, rows, strict=True)), merges[: 3 * num_merges].view(-1, 3)
+        of_kind = dict(zip(kinds, rows, strict=True))
+        return (tokens, limits, partials), of_kind, merges[: 3 * num_merges].view(-1, 3)
 
     def _rooms(self, padded_rows: int) -> list[int]:
         """Returns the int32 elements of each section of a bucket's pack."""
@@ -222,10 +247,11 @@ class TritonAttention:
         of_entries, of_items = 2 * padded_rows, 6 * (1 + padded_rows + most)
         return list(map(_aligned, (of_entries, of_entries, of_entries, 3 * padded_rows, of_items, of_items, 6)))
 
-    def staged_bytes(self, padded_rows: int, max_len: int) -> int:
+    def staged_bytes(self, padded_rows: int, max_len: int, windows: Windows = None) -> int:
         """Returns the most bytes that a step for a graph stages, with rows of up to max_len tokens."""
         tables = padded_rows * -(-max_len // self._layout.block_size)
-        return 8 * padded_rows + 4 * (sum(self._rooms(padded_rows)) + tables) + 3 * 16
+        packs = len(distinct_windows(windows)[0])
+        return 8 * padded_rows + 4 * (packs * sum(self._rooms(padded_rows)) + tables) + (2 + packs) * 16
 
     def _tables(self, queries: PagedQueries) -> tuple[np.ndarray, np.ndarray]:
         """Returns the rows' blocks, int32, and the index at which each row's begin, int64[R].

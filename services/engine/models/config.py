@@ -15,64 +15,16 @@ from services.engine.models.model_config import ModelConfig, Shard, read_dtype
 from services.engine.models.rope_settings import FrequencyFactors, parse_rope
 from services.engine.models.settings import ConfigSettings
 from services.engine.models.shapes import Shapes, Shares, linear_shapes, shares_of_inputs, shares_of_outputs, widened
+from services.engine.models.window_settings import (
+    Windows,
+    no_window,
+    slides_by_turns,
+    window_if_used,
+    window_of_all_layers,
+    windows_of_marked_layers,
+    windows_of_typed_layers,
+)
 from services.protocol.model_files.base import ModelError
-
-
-def no_window(raw: ConfigSettings) -> int | None:
-    """Returns None: every layer sees all earlier tokens."""
-    raw.require("use_sliding_window", False)
-    raw.disregard("max_window_layers")
-    window = raw.nullable_integer("sliding_window")
-    if window is not None and window < raw.integer("max_position_embeddings"):
-        raise raw.refusal("sliding_window", "is not supported for this architecture")
-    _require_layer_types(raw, "full_attention")
-    return None
-
-
-def window_of_all_layers(raw: ConfigSettings, default: int | None = 4096) -> int | None:
-    """Returns Mistral's window: `sliding_window`, null for none."""
-    window = raw.nullable_integer("sliding_window", default)
-    raw.require("use_sliding_window", window is not None)
-    raw.disregard("max_window_layers")
-    _require_layer_types(raw, "full_attention" if window is None else "sliding_attention")
-    return window
-
-
-def window_if_used(raw: ConfigSettings) -> int | None:
-    """Returns the window of Qwen3-MoE: `sliding_window` in all layers, if `use_sliding_window` says so."""
-    raw.disregard("sliding_window", "max_window_layers")
-    window = raw.nullable_integer("sliding_window", 4096) if raw.flag("use_sliding_window") else None
-    _require_layer_types(raw, "full_attention" if window is None else "sliding_attention")
-    return window
-
-
-def slides_from(layer: int, first: int) -> bool:
-    """Returns True for the layers of Qwen that have a window: those from `max_window_layers` on."""
-    return layer >= first
-
-
-def slides_by_turns(layer: int, end: int) -> bool:
-    """Returns True for the layers of Qwen2-MoE that have a window: every second one before `max_window_layers`."""
-    return layer % 2 == 0 and layer < end
-
-
-def window_of_marked_layers(raw: ConfigSettings, slides: Callable[[int, int], bool] = slides_from) -> int | None:
-    """Returns Qwen's window, if `use_sliding_window` says so, for layers by `layer_types`, or by `slides` of a layer
-    and `max_window_layers`.
-    """
-    raw.disregard("sliding_window", "max_window_layers")
-    window = raw.nullable_integer("sliding_window", 4096) if raw.flag("use_sliding_window") else None
-    if window is None:
-        _require_layer_types(raw, "full_attention")
-        return None
-    num_layers, most = raw.integer("num_hidden_layers"), raw.integer("max_window_layers", 28, least=0)
-    derived = ["sliding_attention" if slides(layer, most) else "full_attention" for layer in range(num_layers)]
-    kinds = set(_layer_types(raw) or derived)
-    if kinds == {"full_attention"}:
-        return None
-    if kinds != {"sliding_attention"}:
-        raise ModelError("config.json: use_sliding_window in some of the layers is not supported, in all of them it is")
-    return window
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +103,7 @@ class Family:
     default_head_dim: int | None = None  # None: hidden_size / num_attention_heads
     default_eps: float = 1e-6  # of norms
     default_theta: float = 10000.0  # of the rope
-    window: Callable[[ConfigSettings], int | None] = no_window  # reads config.json
+    windows: Callable[[ConfigSettings], Windows] = no_window  # reads config.json
     experts: Callable[[ConfigSettings, int], Experts] | None = None  # reads config.json, for so many layers
     attention: PartTensors = GROUPED_ATTENTION
     mlp: PartTensors = GATED_MLP
@@ -159,23 +111,28 @@ class Family:
 
 FAMILIES = {
     "LlamaForCausalLM": Family("llama", optional_biases=("attention_bias", "mlp_bias")),
-    "MistralForCausalLM": Family("mistral", window=window_of_all_layers),
-    "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True, window=window_of_marked_layers),
+    "MinistralForCausalLM": Family("ministral", windows=windows_of_typed_layers),
+    "MistralForCausalLM": Family("mistral", windows=window_of_all_layers),
+    "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True, windows=windows_of_marked_layers),
     "Qwen3ForCausalLM": Family(
-        "qwen3", optional_biases=("attention_bias",), qk_norm=True, default_head_dim=128, window=window_of_marked_layers
+        "qwen3",
+        optional_biases=("attention_bias",),
+        qk_norm=True,
+        default_head_dim=128,
+        windows=windows_of_marked_layers,
     ),
     "MixtralForCausalLM": Family(
         "mixtral",
         default_eps=1e-5,
         default_theta=1e6,
-        window=partial(window_of_all_layers, default=None),
+        windows=partial(window_of_all_layers, default=None),
         experts=mixtral_experts,
         mlp=experts_or_gated_mlp(MIXTRAL),
     ),
     "Qwen2MoeForCausalLM": Family(
         "qwen2_moe",
         optional_biases=("qkv_bias",),
-        window=partial(window_of_marked_layers, slides=slides_by_turns),
+        windows=partial(windows_of_marked_layers, slides=slides_by_turns),
         experts=qwen2_experts,
         mlp=experts_or_gated_mlp(QWEN),
     ),
@@ -183,7 +140,7 @@ FAMILIES = {
         "qwen3_moe",
         optional_biases=("attention_bias",),
         qk_norm=True,
-        window=window_if_used,
+        windows=window_if_used,
         experts=qwen3_experts,
         mlp=experts_or_gated_mlp(QWEN),
     ),
@@ -225,6 +182,7 @@ def parse_decoder_config(raw: ConfigSettings, architecture: str) -> DecoderConfi
     rope = parse_rope(raw, max_position_embeddings, family.default_theta)
     if isinstance(rope.scaling, FrequencyFactors) and len(rope.scaling.factors) != head_dim // 2:
         raise ModelError(f"config.json: {len(rope.scaling.factors)} factors of the rope, for heads of {head_dim}")
+    windows = family.windows(raw)
     attention_bias, mlp_bias = (_has_bias(raw, key, family) for key in ("attention_bias", "mlp_bias"))
     qkv_bias = family.qkv_bias or ("qkv_bias" in family.optional_biases and raw.flag("qkv_bias", True))
     num_layers = raw.integer("num_hidden_layers")
@@ -240,7 +198,8 @@ def parse_decoder_config(raw: ConfigSettings, architecture: str) -> DecoderConfi
         rms_norm_eps=raw.number("rms_norm_eps", family.default_eps),
         max_position_embeddings=max_position_embeddings,
         rope=rope,
-        window=family.window(raw),
+        window=windows.widest,
+        windows=windows.of_layers,
         qk_norm=family.qk_norm,
         qkv_bias=qkv_bias or attention_bias,
         output_bias=attention_bias,
@@ -288,20 +247,6 @@ def _has_bias(raw: ConfigSettings, key: str, family: Family) -> bool:
     else:
         raw.require(key, False)
     return False
-
-
-def _layer_types(raw: ConfigSettings) -> list[str]:
-    """Returns the kind of each layer, nothing if config.json does not name them."""
-    kinds = raw.texts("layer_types")
-    if kinds and len(kinds) != (num_layers := raw.integer("num_hidden_layers")):
-        raise ModelError(f"config.json: layer_types has {len(kinds)} kinds, but num_hidden_layers is {num_layers}")
-    return kinds
-
-
-def _require_layer_types(raw: ConfigSettings, only: str) -> None:
-    for kind in _layer_types(raw):
-        if kind != only:
-            raise ModelError(f"config.json: layer_types with {kind!r} is not supported (only {only!r} here)")
 
 
 def _layer_shapes(config: DecoderConfig, layer: int) -> Shapes:

@@ -94,7 +94,7 @@ class Decoder:
         last = len(self._weights.layers) - 1
         narrowed = None
         if queries is not None and self._last is not None and len(x) >= _MIN_NARROWED_TOKENS:
-            narrowed = self._attention.narrow(plan, queries)
+            narrowed = self._attention.narrow(plan, queries, last)
         qkv = self._by_rows(x, partial(self._first, x, turn, plan))
         for index in range(last if narrowed is None else last - 1):
             attended, _ = self._attention.attend(plan, index, *qkv)

@@ -62,10 +62,11 @@ class ModelConfig:
     head_dim: int
     max_position_embeddings: int
     rope: Rope | None  # None: positions are learned
-    window: int | None  # positions that a token sees, its own included; None: all before it
+    window: int | None  # positions that a token sees in any layer, its own included; None: all before it
     tie_word_embeddings: bool
     dtype: str | None  # of the checkpoint; None: config.json names none
     sharded: Shard | None = None  # None: this is a whole model
+    windows: tuple[int | None, ...] = ()  # of each layer, where layers differ; empty: all have `window`
 
     @property
     def output_size(self) -> int:
@@ -76,6 +77,11 @@ class ModelConfig:
     def scale(self) -> float:
         """Returns the factor on attention scores."""
         return 1 / math.sqrt(self.head_dim)
+
+    @property
+    def layer_windows(self) -> int | tuple[int | None, ...] | None:
+        """Returns the window of all layers, or of each layer where they differ."""
+        return self.windows or self.window
 
     @property
     def whole(self) -> "ModelConfig":

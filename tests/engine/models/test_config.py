@@ -93,6 +93,40 @@ def test_how_far_a_layer_looks_back(family: str, changes: dict[str, Any], window
     assert parse(family, **changes).window == window
 
 
+@pytest.mark.parametrize(
+    ("family", "changes", "windows"),
+    [
+        ("Mistral", {"sliding_window": 7}, ()),
+        ("Qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}, (None, 7)),
+        (
+            "Qwen3",
+            {
+                "use_sliding_window": True,
+                "sliding_window": 5,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            (5, None),
+        ),
+        ("Ministral", {"sliding_window": 5}, ()),
+        ("Ministral", {"sliding_window": 5, "layer_types": ["full_attention", "sliding_attention"]}, (None, 5)),
+    ],
+)
+def test_layers_that_look_back_differently(
+    family: str, changes: dict[str, Any], windows: tuple[int | None, ...]
+) -> None:
+    """As long as a layer sees everything, so does the model, whose sequences keep all their blocks."""
+    config = parse(family, **changes)
+    assert config.windows == windows
+    assert (config.window is None) == bool(windows)
+
+
+def test_fields_with_their_defaults_are_in_no_digest() -> None:
+    """A version with more fields gives the weights of a model that uses none of them the same name."""
+    plain, windowed = parse("Ministral"), parse("Ministral", layer_types=["full_attention", "sliding_attention"])
+    assert not {"sharded", "windows"} & plain.described().keys()
+    assert windowed.described()["windows"] == (None, 4096)
+
+
 def test_both_styles_of_rope_settings_mean_the_same() -> None:
     old = LLAMA | {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **SCALING}}
     older = LLAMA | {"rope_theta": 5e5, "rope_scaling": {"type": "llama3", **SCALING}}
@@ -172,7 +206,19 @@ def test_what_the_gateway_reads_of_config_json_is_taken_as_read() -> None:
         ({"rope_scaling": {"type": "yarn", "factor": "4"}}, "factor is '4'"),
         ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window is 0"),
         ({"architectures": ["MistralForCausalLM"], "layer_types": ["full_attention"] * 2}, "'full_attention'"),
-        ({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "max_window_layers": 1}, "some of the"),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "layer_types": ["linear", "full"]},
+            "linear",
+        ),
+        ({"architectures": ["MistralForCausalLM"], "layer_types": ["sliding_attention", "full_attention"]}, "'full_"),
+        (
+            {
+                "architectures": ["MinistralForCausalLM"],
+                "sliding_window": None,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            "sliding_window None",
+        ),
         ({"architectures": ["Qwen2ForCausalLM"], "layer_types": ["sliding_attention"] * 2}, "'sliding_attention'"),
         (OPT | {"activation_function": "gelu"}, "activation_function 'gelu'"),
         (OPT | {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine"),

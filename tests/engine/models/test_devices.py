@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from services.engine.attention.by_layer import Windows
 from services.engine.kernels.torch_operations import TorchOperations
 from services.engine.models.architectures import parse_model_config, shapes_of
 from services.engine.models.base import ModelInput
@@ -62,10 +63,10 @@ class NoAttention:
     writes_by_kernel = False
     rotate_and_write = None
 
-    def prepare(self, queries: object, window: int | None = None) -> None:
+    def prepare(self, queries: object, windows: Windows = None) -> None:
         return None
 
-    def narrow(self, plan: object, tokens: Tensor) -> None:
+    def narrow(self, plan: object, tokens: Tensor, layer: int) -> None:
         return None
 
     def kernel_inputs(self, plan: object) -> None:

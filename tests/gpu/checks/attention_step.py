@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kvtransfer.layout import KvLayout
 from services.engine.attention.base import PagedQueries
+from services.engine.attention.by_layer import Windows
 from services.engine.attention.triton_attention import Fp8Kv, TritonAttention, TritonPlan, WorkCut
 from services.engine.kernels.gpu.paged_attention import Outputs
 from tests.gpu.checks.direct_staging import DirectStaging
@@ -33,7 +34,7 @@ class Case:
     head_dim: int = 64
     block_size: int = 16
     num_layers: int = 2
-    window: int | None = None
+    window: Windows = None
     dtype: torch.dtype = torch.float32
     fp8: bool = False
     split_keys: int | None = None
@@ -41,6 +42,10 @@ class Case:
     num_multiprocessors: int = 8
     shared: tuple[tuple[int, int, int], ...] = ()  # rows from, to: as many first tokens are the first one's
     seed: int = 0
+
+    def window_of(self, layer: int) -> int | None:
+        """The window of a layer."""
+        return self.window[layer] if isinstance(self.window, tuple) else self.window
 
     @property
     def name(self) -> str:
@@ -153,7 +158,7 @@ class Step:
             scores = torch.einsum("qhd,khd->hqk", q[end - count : end], keys) * self.case.head_dim**-0.5
             places = torch.arange(length, device=self.device)
             behind = places[length - count :, None] - places
-            hidden = (behind < 0) | (behind >= (self.case.window or length))
+            hidden = (behind < 0) | (behind >= (self.case.window_of(layer) or length))
             scores = scores.masked_fill(hidden, -math.inf)
             outs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), values))
             lses.append(scores.logsumexp(-1).T)
@@ -198,7 +203,8 @@ class Step:
     def _remove_hidden_blocks(self) -> None:
         """Takes blocks out of the tables that no query sees because of the window."""
         for row, (length, count) in enumerate(zip(self.case.seq_lens, self.case.counts, strict=True)):
-            first_key = length - count + 1 - (self.case.window or length)
+            widest = max(self.case.window_of(layer) or length for layer in range(self.case.num_layers))
+            first_key = length - count + 1 - widest
             self.tables[row, : max(first_key, 0) // self.case.block_size] = 0
 
     def _place_blocks(self) -> None:

@@ -57,6 +57,7 @@ class TorchRunner:
         self.vocab_size = config.vocab_size
         self.embedding_size = config.output_size
         self.window = config.window
+        self._windows = config.layer_windows
         blocks = allocate(self.spare_blocks.stop * self.layout.block_bytes).reshape(self.spare_blocks.stop, -1)
         self._memory = HostBlocks(blocks[:num_blocks])
         pool = torch.from_numpy(blocks).view(-1).view(weights.dtype).view(self.layout.shape(len(blocks)))
@@ -131,7 +132,7 @@ class TorchRunner:
             token_ids=torch.from_numpy(tokens.token_ids).to(torch.int64),
             positions=torch.from_numpy(tokens.positions),
             row_starts=torch.from_numpy(tokens.query_starts),
-            plan=self._attention.prepare(queries, self.window),
+            plan=self._attention.prepare(queries, self._windows),
             queries=torch.from_numpy(tokens.queries),
         )
 

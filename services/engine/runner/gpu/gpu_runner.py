@@ -104,6 +104,7 @@ class GpuRunner:
         self.vocab_size = config.vocab_size
         self.embedding_size = config.output_size
         self.window = config.window
+        self._windows = config.layer_windows
         self._limits = limits
         self._pool = pool
         self._blocks = DeviceBlocks(pool[: self.num_blocks])
@@ -202,7 +203,7 @@ class GpuRunner:
         self._buffer.begin()
         ids = self._buffer.put(_padded(tokens.token_ids, bucket), fixed=True)
         positions = self._buffer.put(_padded(tokens.positions, bucket), fixed=True)
-        plan = self._attention.prepare_recorded(_queries(tokens), bucket, self.window)
+        plan = self._attention.prepare_recorded(_queries(tokens), bucket, self._windows)
         wanted = self._sampler.stage(step.sampling, self._buffer)
         self._buffer.copy()
         if bucket not in self._recorded:
@@ -222,7 +223,7 @@ class GpuRunner:
         """Reserves room for the largest step. Edits of more logits than there are tokens travel on their own."""
         limits = self._limits
         tokens, rows = limits.max_num_batched_tokens, limits.max_num_seqs
-        decode = 8 * rows + self._attention.staged_bytes(rows, limits.max_model_len)
+        decode = 8 * rows + self._attention.staged_bytes(rows, limits.max_model_len, self._windows)
         self._buffer.reserve(decode + _TOKEN_BYTES * tokens + _ROW_BYTES * rows)
 
     def _compute(self, step: StepInput) -> tuple[Tensor, Wanted, list[Tensor]]:
@@ -234,7 +235,7 @@ class GpuRunner:
         ids, positions = buffer.put(tokens.token_ids), buffer.put(tokens.positions)
         starts, queries = buffer.put(tokens.query_starts), buffer.put(tokens.queries)
         successors = None if step.scored is None else buffer.put(step.scored.successors)
-        plan = self._attention.prepare(_queries(tokens), self.window)
+        plan = self._attention.prepare(_queries(tokens), self._windows)
         wanted = self._sampler.stage(step.sampling, buffer)
         buffer.copy()
         hidden = self._hidden(ModelInput(ids, positions, starts, plan, queries))
