@@ -105,7 +105,7 @@ class MadeUpFeed:
         workers = [self._worker(address, "prefill") for address in self.prefill]
         workers += [self._worker(address, "decode") for address in self.decode]
         workers[-1].update(state="draining", draining=True, why="it takes no new work, and ends soon")
-        workers[0].update(state="gone", why="its stream broke", since=self.now - 7)
+        workers[0].update(state="gone", why="its stream broke", detail="UNAVAILABLE: Socket closed", since=self.now - 7)
         problem = {"what": "worker", "name": workers[0]["address"], "why": "its stream broke", "since": self.now - 7}
         gateway = {"id": "7f3a", "pid": 4711, "version": "0.1.0", "protocol": "1.3", "in_flight": 7, "waiting": 1}
         gateway |= {"uptime_s": 8123.0, "draining": False, "cpu_s": self.now % 1e5 * 0.3, "rss_bytes": 190 << 20}
@@ -128,6 +128,7 @@ class MadeUpFeed:
             "fingerprint": "5c1e",
             "state": "ok",
             "why": None,
+            "detail": None,
             "since": self.now - 5000,
             "restarted": 0,
             "protocol": "1.3",

@@ -73,13 +73,14 @@ def test_a_killed_worker_turns_red_and_comes_back(browser: Browser, stack: Stack
         assert browser.all(f"{node}[data-tone=bad]")
         red = browser.run("return getComputedStyle(document.querySelector(arguments[0])).borderTopColor", card)
         assert red == "rgb(187, 36, 36)"
+        assert "UNAVAILABLE" not in browser.texts(f"{card} .why")[0]  # in words; gRPC's are a hint
+        assert "UNAVAILABLE" in (browser.find(f"{card} .why span").get_attribute("title") or "")
     finally:
         stack.heal()
     browser.wait_for(f"{card}[data-tone=good] .badge", "ok")
     browser.wait_for(".fine", "Everything is healthy")
     assert browser.all(f"{node}[data-tone=good]")
     browser.wait_until(lambda: gone_by(browser, gone) is not None, "the event of its end")
-    assert "UNAVAILABLE" not in (gone_by(browser, gone) or "")  # in words, and not in gRPC's
     assert browser.errors() == []
 
 

@@ -142,23 +142,6 @@ def test_errors_have_words(page: Browser, body: object, words: str):
     assert found == words
 
 
-@pytest.mark.parametrize(
-    ("why", "words"),
-    [
-        ("UNAVAILABLE: ipv4:127.0.0.1:5: connect: Connection refused (111)", "nothing listens at its address"),
-        ("UNAVAILABLE: Socket closed", "its connection broke"),
-        ("it ended the stream (UNAVAILABLE: Socket closed)", "its connection broke"),
-        ("it ended the stream (OK: no words)", "it ended the stream"),
-        ("UNAVAILABLE: no words that are known here", "it cannot be reached"),
-        ("INTERNAL: a defect", "a defect"),
-        ("it was silent for 120 s", "it was silent for 120 s"),
-        (None, ""),
-    ],
-)
-def test_why_a_worker_is_gone_is_said_in_words(page: Browser, why: str | None, words: str):
-    assert page.run_module("why_words.js", f"module.whyWords({js(why)})") == words
-
-
 def test_a_list_that_is_shown_again_keeps_the_keyboard(page: Browser):
     """Also where elements change places, and where others go or come anew."""
     kept = page.run_module(

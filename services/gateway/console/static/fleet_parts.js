@@ -3,7 +3,7 @@
 import { el, setText, showList } from "./dom.js";
 import { factList } from "./figures.js";
 import { bytes, clock, count, counted, dayAndTime, duration, percent, span } from "./format.js";
-import { badge, shape, showWhy } from "./states.js";
+import { badge, shape } from "./states.js";
 
 const MOST_EVENTS = 50; // that are shown
 const EVENT_TONES = {
@@ -29,7 +29,7 @@ export function unhealthyList() {
     const since = el("span.muted.since", { "aria-hidden": "true" }); // it changes each second: not to be read aloud
     const update = ({ problem, now }) => {
       setText(words, `${problem.what} ${problem.name ?? ""}`.trim());
-      showWhy(why, problem.why);
+      setText(why, problem.why ?? "");
       setText(since, problem.since ? `for ${span(now - problem.since)}` : "");
     };
     return { element: el("li", shape("bad"), words, why, since), update };
@@ -111,9 +111,8 @@ export function eventList() {
       clock(event.at),
     );
     const kind = badge(EVENT_TONES[event.kind] ?? "none", event.kind.replaceAll("_", " "));
-    const why = el("span");
-    showWhy(why, event.text);
-    return { element: el("li", time, kind.element, el("span", `${event.name}: `, why)), update: () => undefined };
+    const text = el("span", [event.name, event.text].filter(Boolean).join(": "));
+    return { element: el("li", time, kind.element, text), update: () => undefined };
   };
   const show = (events) => {
     none.hidden = events.length > 0;

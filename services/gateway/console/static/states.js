@@ -8,8 +8,7 @@
  *   none  ring       nothing is known, or nothing is there
  */
 
-import { el, setAll, setText, svg } from "./dom.js";
-import { whyWords } from "./why_words.js";
+import { el, setText, svg } from "./dom.js";
 
 const SHAPES = {
   good: "M6 1a5 5 0 1 0 0 10A5 5 0 0 0 6 1Z",
@@ -38,13 +37,6 @@ export function badge(tone, word) {
     element.replaceChild(shape(newTone), element.firstChild);
   };
   return { element, show };
-}
-
-/** Shows why something is not as it should be, in words; gRPC's own are a hint. */
-export function showWhy(element, why) {
-  const words = whyWords(why);
-  setText(element, words);
-  setAll(element, { title: words === (why ?? "") ? null : why });
 }
 
 /** The tone of a worker's state. */

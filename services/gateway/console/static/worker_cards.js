@@ -3,7 +3,7 @@
 import { el, newId, setAll, setText, showList } from "./dom.js";
 import { factList } from "./figures.js";
 import { count, counted, percent, rate, span } from "./format.js";
-import { badge, showWhy, workerTone } from "./states.js";
+import { badge, workerTone } from "./states.js";
 
 /** The share of a worker's KV that is in use, over all tiers: 0 to 1. */
 export function kvShare(worker) {
@@ -39,7 +39,8 @@ export function workerCard() {
     setText(role, worker.role ?? "worker");
     setText(address, worker.address);
     state.show(workerTone(worker.state), worker.state);
-    showWhy(why, worker.why);
+    setText(why, worker.why ?? "");
+    setAll(why, { title: worker.detail });
     setText(since, [worker.why && ", ", worker.since && `${worker.state} for ${span(now - worker.since)}`].join(""));
     showList(tiers, Object.entries(worker.kv ?? {}), ([name]) => name, tierBar);
     facts.show(worker.role ? workerFacts(worker) : []);
