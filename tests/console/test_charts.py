@@ -69,6 +69,7 @@ def test_slo_attainment_is_shown_where_there_is_an_slo(browser: Browser, keyed: 
     assert browser.errors(ASKED) == []
 
 
+@pytest.mark.long
 def test_the_cache_s_hit_rate_is_that_of_the_requests(browser: Browser, stack: Stack):
     browser.open(console(stack.gateway, "cache"))
     for _ in range(3):

@@ -74,7 +74,8 @@ def copied_messages(browser: Browser) -> list[dict[str, Any]]:
     code = browser.texts(".code-view code")[0]
     browser.press("Close")
     assert browser.driver.switch_to.active_element.text == "curl"  # the keyboard goes back to where it was
-    messages: list[dict[str, Any]] = json.loads(code.partition("-d '")[2].removesuffix("'"))["messages"]
+    body = code.partition("-d '")[2].removesuffix("'").replace("'\\''", "'")  # as a shell reads it
+    messages: list[dict[str, Any]] = json.loads(body)["messages"]
     return messages
 
 

@@ -179,6 +179,7 @@ class RestartedFeed(MadeUpFeed):
             yield from self.beginning()
 
 
+@pytest.mark.long
 def test_a_list_that_stood_still_begins_anew_with_another_gateway(browser: Browser):
     """No row is taken for another one that had its number."""
     feed = RestartedFeed(time.time(), num_requests=4)

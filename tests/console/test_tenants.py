@@ -1,5 +1,7 @@
 """Keys in the console: who is asked for one, what a tenant sees, and where a key may be."""
 
+import pytest
+
 from tests.console.asking import ask
 from tests.console.browser import Browser
 from tests.console.conftest import PLAIN, Keyed, console, console_at_api
@@ -15,6 +17,7 @@ def enter(browser: Browser, key: str) -> None:
     browser.find("form.key-form button").click()
 
 
+@pytest.mark.long
 def test_two_tenants_see_their_own_requests_alone(browser: Browser, keyed: Keyed):
     gateway, keys = keyed.gateway, keyed.keys
     own = {key: ask(gateway, num_tokens=2, key=key) for key in (keys.acme, keys.other)}
