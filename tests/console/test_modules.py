@@ -128,6 +128,37 @@ def test_a_listener_that_fails_keeps_nothing_from_the_others(page: Browser):
     assert any("of the test" in error for error in page.errors())
 
 
+def test_a_tenant_s_samples_are_told_once_a_step(page: Browser):
+    """No event of the feed tells of them: they are made of rows, and a quiet step is one too."""
+    told = page.run_module(
+        "store.js",
+        """(() => {
+            const store = new module.Store();
+            const history = { step_s: 5, bounds: {}, samples: [] };
+            store.take("hello", { sees: "own", now: 100, history, requests: [], events: [] });
+            const told = [];
+            store.on("samples", () => told.push(store.tick.now));
+            for (const now of [101, 102, 104.9, 105, 106, 111]) store.take("tick", { now });
+            return told;
+        })()""",
+    )
+    assert told == [101, 105, 111]
+
+
+def test_a_restarted_gateway_s_share_of_a_processor_is_not_known_at_first(page: Browser):
+    shown = page.run_module(
+        "fleet_parts.js",
+        """(() => {
+            const card = module.gatewayCard();
+            return [["a", 90], ["a", 90.5], ["b", 0.1], ["b", 0.2]].map(([id, cpu_s], second) => {
+              card.show({ now: second, gateway: { id, cpu_s } });
+              return /Processor(.*) of a core/.exec(card.element.textContent)[1];
+            });
+        })()""",
+    )
+    assert shown == ["–", "50 %", "–", "10 %"]
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [

@@ -102,6 +102,8 @@ def test_several_answers_stand_side_by_side_with_their_logprobs(playground: Brow
     playground.wait_for(".choice:first-child [role=tooltip]", "%")
     alternatives = playground.all(".choice:first-child [role=tooltip] tr")
     assert len(alternatives) in (5, 6)  # the token itself may be among the five likeliest
+    tokens[3].click()
+    assert [token.get_attribute("tabindex") for token in tokens].count("0") == 1
 
 
 def test_an_answer_can_be_stopped(playground: Browser, stack: Stack):

@@ -91,9 +91,11 @@ def test_filters_leave_what_passes_them(browser: Browser, stack: Stack):
     good = ask(stack.gateway, num_tokens=2)
     browser.open(console(stack.gateway, "requests"))
     browser.wait_for(f".request-row a[title='{good}']")
+    assert browser.texts(".filters [role=status]") == [""]
     text = browser.find(".filters input[type=search]")
     text.send_keys(good[5:20])
     browser.wait_until(lambda: len(shown_ids(browser)) == 1, "one row")
+    assert browser.texts(".filters [role=status]") == browser.texts(".filters .how-many")  # a change is read aloud
     assert shown_ids(browser) == [good]
     assert good[5:20] in browser.run("return location.hash")  # so that it can be sent to somebody
     browser.find(".filters input[type=number]").send_keys("100000")  # slower than 100 s
