@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
+from loadtest.cannot_run import CannotRun
 from loadtest.tables import Record, table, write_json
 
 
@@ -89,9 +90,13 @@ _PARTS = {
 
 
 def main(arguments: list[str]) -> int:
-    """Measures the part that the arguments name, prints its table, and returns exit code 0."""
+    """Measures the part that the arguments name, prints its table, and returns exit code 0, 2 when there was no run."""
     name, chosen, path = _options(arguments)
-    records = _measure(name, chosen)
+    try:
+        records = _measure(name, chosen)
+    except CannotRun as error:
+        sys.stderr.write(f"loadtest: {error}\n")
+        return 2
     sys.stdout.write(table(records))
     if path is not None:
         write_json(records, path)

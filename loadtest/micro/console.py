@@ -11,10 +11,12 @@ import socket
 import statistics
 import time
 from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import ExitStack, suppress
 from time import monotonic
 
 import orjson
 
+from loadtest.cannot_run import CannotRun
 from loadtest.compare.servers import MODEL_NAME
 from loadtest.micro import gateway_servers
 from loadtest.micro.console_parts import parts_alone
@@ -29,6 +31,7 @@ IN_FLIGHT = 1000
 _STEP_MS, _OUTPUT_TOKENS = 250.0, 128  # on average: a request takes half a minute
 _RAMP_S = 40.0  # until all requests are in flight and those of the first moment have spread
 _OPENED_S = 2.0  # a listener has what there was before
+_LONGEST_SHOWN = 80  # bytes of an answer that is none
 
 
 async def measure(rounds: int, seconds: int) -> list[Record]:
@@ -72,29 +75,45 @@ async def _window(server: Gateway, consoles: Executor, number: int, seconds: int
 
 
 def listen(port: int, number: int, seconds: float) -> int:
-    """Reads the feed so many times at once, for so long, once it has begun. Returns how many bytes came meanwhile."""
-    begun, received = monotonic() + _OPENED_S, 0
-    connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(number)]
-    for connection in connections:
-        connection.sendall(b"GET /console/feed HTTP/1.1\r\nHost: x\r\n\r\n")
-        connection.setblocking(False)
-    while (now := monotonic()) < begun + seconds:
-        time.sleep(0.05)
-        read = sum(map(_read, connections))
-        received += read if now >= begun else 0
-    for connection in connections:
-        connection.close()
-    return received
+    """Reads the feed so many times at once, for so long, once it has begun. Returns how many bytes came meanwhile.
+
+    Raises CannotRun where one of them gets another answer, or nothing in that time.
+    """
+    begun = monotonic() + _OPENED_S
+    with ExitStack() as closing:
+        listeners = [Listener(port, closing) for _ in range(number)]
+        while (now := monotonic()) < begun + seconds:
+            time.sleep(0.05)
+            for listener in listeners:
+                listener.read(counts=now >= begun)
+    for listener in listeners:
+        listener.check()
+    return sum(listener.received for listener in listeners)
 
 
-def _read(connection: socket.socket) -> int:
-    received = 0
-    try:
-        while part := connection.recv(1 << 18):
-            received += len(part)
-    except BlockingIOError:
-        pass
-    return received
+class Listener:
+    """One reader of the feed. received: bytes of those that count."""
+
+    def __init__(self, port: int, closing: ExitStack) -> None:
+        self._connection = closing.enter_context(socket.create_connection(("127.0.0.1", port), _OPENED_S))
+        self._connection.sendall(b"GET /console/feed HTTP/1.1\r\nHost: x\r\n\r\n")
+        self._connection.setblocking(False)
+        self._begin = b""
+        self.received = 0
+
+    def read(self, *, counts: bool) -> None:
+        """Takes what has come."""
+        with suppress(BlockingIOError):
+            while part := self._connection.recv(1 << 18):
+                self._begin += part[: max(0, _LONGEST_SHOWN - len(self._begin))]
+                self.received += len(part) if counts else 0
+
+    def check(self) -> None:
+        """Raises CannotRun where it is no feed that came."""
+        if not self._begin.startswith(b"HTTP/1.1 200 "):
+            raise CannotRun(f"no feed: the gateway answers {self._begin!r}")
+        if not self.received:
+            raise CannotRun("a console's feed says nothing")
 
 
 def _medians(spent: dict[int, list[Record]]) -> list[Record]:
