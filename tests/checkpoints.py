@@ -94,7 +94,7 @@ def write_checkpoint(
         shape |= {"ffn_dim": 96, "pad_token_id": None}
     else:
         shape |= {"intermediate_size": 96, "num_key_value_heads": 2}
-    if family in ("llama", "ministral", "mistral", "qwen3"):
+    if family in ("llama", "ministral", "mistral", "mixtral", "qwen3"):
         shape["head_dim"] = 16
     shape |= OF_EXPERTS.get(family, {})
     model = model_class(config_class(**shape | config))

@@ -202,12 +202,12 @@ def test_what_unwritten_blocks_hold_does_not_matter(dtype: str, tmp_path: Path) 
     assert np.isfinite([found[0] for row in rows for found in row.logprobs]).all()
 
 
-@pytest.fixture(params=[1024, 1000])
+@pytest.fixture(params=[("llama", 1024), ("llama", 1000), ("qwen2_moe", 1024)], ids=lambda it: f"{it[0]}-{it[1]}")
 def kernels(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A checkpoint whose layers are all kernels'; AMX does not take the output layer of the second."""
-    return write_checkpoint(
-        tmp_path / "model", vocab_size=request.param, **OF_KERNELS | {"max_position_embeddings": 2048}
-    )
+    family, vocab_size = request.param
+    shape = OF_KERNELS | {"max_position_embeddings": 2048, "vocab_size": vocab_size}
+    return write_checkpoint(tmp_path / "model", family, **shape)
 
 
 def test_rows_in_blocks_are_computed_as_all_at_once(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from services.engine.kernels.base import Operations
 from services.engine.models.config import DecoderConfig, layer_prefix
 from services.engine.models.expert_tensors import ExpertNames
 from services.engine.models.experts_config import Experts
-from services.engine.models.grouped_mlp import ExpertWeights, GroupedMlp, Swiglu
+from services.engine.models.grouped_mlp import ExpertWeights, GroupedMlp
 from services.engine.models.linear import Linear
 from services.engine.models.parts import GatedMlp, Mlp, load_gated_mlp
 from services.engine.models.routing import route
@@ -22,26 +22,17 @@ from services.engine.models.tensors import Tensors
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Router:
-    """The choice of each token's experts (Shazeer et al. 2017, arXiv 1701.06538)."""
+    """The product whose logits choose each token's experts (Shazeer et al. 2017, arXiv 1701.06538)."""
 
     logits: Linear  # hidden -> experts, and behind them the shared expert's gate if it has one
     correction: Tensor | None  # float32[experts]
-    experts: Experts
-
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Returns experts and weights as `route` does, of x [T, hidden], and the logit of the shared expert's gate,
-        [T, 1], None if it has none.
-        """
-        experts = self.experts
-        logits = self.logits(x.to(torch.float32) if experts.wide_logits else x)
-        chosen, weights = route(logits[:, : experts.num_experts], experts, self.correction)
-        return chosen, weights, logits[:, experts.num_experts :] if experts.shared_gate else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertsMlp:
     """`Mlp` of experts."""
 
+    numbers: Experts
     router: Router
     experts: GroupedMlp
     shared: GatedMlp | None
@@ -49,8 +40,9 @@ class ExpertsMlp:
 
     @property
     def is_kernels(self) -> bool:
-        """Returns True if kernels compute all products."""
-        return self.experts.is_kernel and self.router.logits.is_kernel and (not self.shared or self.shared.is_kernels)
+        """Returns True if kernels compute all of it."""
+        products = self.router.logits.is_kernel and (self.shared is None or self.shared.is_kernels)
+        return products and self.experts.kernel is not None
 
     @property
     def groups_rows(self) -> bool:
@@ -59,12 +51,20 @@ class ExpertsMlp:
 
     def forward(self, x: Tensor, operations: Operations) -> Tensor:
         """Maps [T, hidden] to [T, hidden]."""
-        chosen, weights, gate = self.router(x)
-        y = self.experts(x, chosen, weights, operations.silu_mul)
-        if self.shared is None:
+        kernel, numbers, router = self.experts.kernel, self.numbers, self.router
+        if numbers.wide_logits:
+            logits = router.logits(x.to(torch.float32) if kernel is None else kernel.widened(x))
+        else:
+            logits = router.logits(x)
+        of_experts, gate = logits[:, : numbers.num_experts], logits[:, numbers.num_experts :]
+        shared = None if self.shared is None else self.shared.forward(x, operations)
+        if kernel is not None:
+            choice = kernel.choose(of_experts, router.correction)
+            return kernel(x, choice, shared, gate if numbers.shared_gate else None)
+        y = self.experts(x, *route(of_experts, numbers, router.correction), operations.silu_mul)
+        if shared is None:
             return y
-        shared = self.shared.forward(x, operations)
-        return y + (shared if gate is None else gate.sigmoid() * shared)
+        return y + (gate.sigmoid() * shared if numbers.shared_gate else shared)
 
 
 def load_experts(names: ExpertNames, tensors: Tensors, config: DecoderConfig, layer: int) -> Mlp:
@@ -78,10 +78,10 @@ def load_experts(names: ExpertNames, tensors: Tensors, config: DecoderConfig, la
         gate, up, down = (f"{prefix}{name}" for name in names.of_shared())
         shared = GatedMlp(tensors.linear(gate, up, bias=False), tensors.linear(down, bias=False), experts.shared_size)
     read = _read_in_one(names, tensors, config, prefix) if names.in_one_tensor else _read_each(names, tensors, prefix)
-    swiglu = None if experts.swiglu_limit is None else Swiglu(experts.swiglu_limit, experts.swiglu_alpha)
     return ExpertsMlp(
+        numbers=experts,
         router=_load_router(names, tensors, experts, prefix),
-        experts=tensors.grouped_mlp(experts.num_experts, read, swiglu),
+        experts=tensors.grouped_mlp(experts, read),
         shared=shared,
         width=max(experts.intermediate_size, experts.shared_size),
     )
@@ -91,7 +91,7 @@ def _load_router(names: ExpertNames, tensors: Tensors, experts: Experts, prefix:
     parts = [names.router, *([names.shared_gate] if experts.shared_gate else [])]
     correction = tensors.vector(f"{prefix}{names.correction}").to(torch.float32) if experts.corrected else None
     logits = tensors.router(*(f"{prefix}{name}" for name in parts), bias=experts.biases, wide=experts.wide_logits)
-    return Router(logits, correction, experts)
+    return Router(logits, correction)
 
 
 def _read_each(names: ExpertNames, tensors: Tensors, prefix: str) -> Callable[[int], ExpertWeights]:

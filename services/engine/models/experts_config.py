@@ -42,6 +42,7 @@ class Experts:
     swiglu_alpha: float = 1.702
 
     def __post_init__(self) -> None:
+        assert self.scoring is Scoring.SIGMOID or not (self.corrected or self.sums_best_two), "logits order the others"
         of_group = self.num_experts // self.num_groups
         if self.num_experts % self.num_groups or (self.sums_best_two and of_group < 2):
             raise ModelError(f"config.json: {self.num_experts} experts cannot be in {self.num_groups} groups")

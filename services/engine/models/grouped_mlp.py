@@ -4,12 +4,16 @@ Pairs of a token and an expert are sorted by expert, so that each expert's weigh
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from services.engine.models.experts_config import Experts
 from services.engine.models.linear import Linear, MakeProduct
+
+if TYPE_CHECKING:
+    from services.engine.kernels.cpu.packed_experts import PackedExperts
 
 
 class ExpertWeights(NamedTuple):
@@ -21,53 +25,47 @@ class ExpertWeights(NamedTuple):
     down_bias: Tensor | None  # [hidden]
 
 
-class Swiglu(NamedTuple):
-    """The numbers of `clamped_swiglu`."""
-
-    limit: float
-    alpha: float
-
-
 class GroupedMlp:
     """The MLPs of all experts of a layer, for inference."""
 
-    __slots__ = ("_downs", "_gate_ups", "_swiglu")
+    __slots__ = ("_downs", "_experts", "_gate_ups", "kernel")
 
     def __init__(
         self,
-        num_experts: int,
+        experts: Experts,
         read: Callable[[int], ExpertWeights],
-        swiglu: Swiglu | None,
         *,
         fused: bool = False,
         make_product: MakeProduct | None = None,
     ) -> None:
         """read: returns the weights of an expert, which are taken over; they are read one expert after the other.
 
-        swiglu: None for SiLU(gate) * up. fused, make_product: see `Linear`.
+        fused, make_product: see `Linear`.
         """
-        self._swiglu = swiglu
+        self._experts = experts
         self._gate_ups: list[Linear] = []
         self._downs: list[Linear] = []
-        for expert in range(num_experts):
+        self.kernel: PackedExperts | None = None  # what computes all of it, on the CPU
+        for expert in range(experts.num_experts):
             weights = read(expert)
-            self._gate_ups.append(Linear(weights.gate_up, weights.gate_up_bias, make_product=make_product))
-            self._downs.append(Linear(weights.down, weights.down_bias, make_product=make_product))
-
-    @property
-    def is_kernel(self) -> bool:
-        """Returns True if our kernels multiply, on the CPU."""
-        return False
+            if expert == 0 and fused and make_product is None and weights.down.device.type == "cpu":
+                self.kernel = _make_kernel(experts, weights.down)
+            if self.kernel is not None:
+                self.kernel.put(expert, *weights)
+            else:
+                self._gate_ups.append(Linear(weights.gate_up, weights.gate_up_bias, make_product=make_product))
+                self._downs.append(Linear(weights.down, weights.down_bias, make_product=make_product))
 
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor, silu_mul: Callable[[Tensor], Tensor]) -> Tensor:
         """Returns the weighted sum of what each token's experts make of it, [T, hidden].
 
         x: [T, hidden]; chosen: int64[T, top_k], different experts; weights: float32[T, top_k]. silu_mul: see
-        `Operations`. The sums are float32, and their order is that of the choice.
+        `Operations`. The sums are float32, and their order is that of the choice. Where there is a kernel, call that.
         """
+        assert self.kernel is None
         expert_of_pair = chosen.flatten()
         order = expert_of_pair.argsort(stable=True)
-        counts = expert_of_pair.bincount(minlength=len(self._downs)).tolist()
+        counts = expert_of_pair.bincount(minlength=self._experts.num_experts).tolist()
         rows = x[order // chosen.shape[1]].split(counts)
         fed = torch.cat([self._feed(expert, some, silu_mul) for expert, some in enumerate(rows) if len(some)])
         by_pair = torch.empty_like(fed)
@@ -78,17 +76,40 @@ class GroupedMlp:
     def _feed(self, expert: int, x: Tensor, silu_mul: Callable[[Tensor], Tensor]) -> Tensor:
         """Returns what an expert makes of some tokens, [N, hidden]."""
         gate_up, down = self._gate_ups[expert], self._downs[expert]
-        if self._swiglu is None:
+        limit = self._experts.swiglu_limit
+        if limit is None:
             return down(gate_up.gated(x, silu_mul))
-        return down(clamped_swiglu(gate_up(x), self._swiglu))
+        return down(clamped_swiglu(gate_up(x), limit, self._experts.swiglu_alpha))
 
 
-def clamped_swiglu(gate_up: Tensor, swiglu: Swiglu) -> Tensor:
+def clamped_swiglu(gate_up: Tensor, limit: float, alpha: float) -> Tensor:
     """Returns gate * sigmoid(alpha * gate) * (up + 1) of clamped numbers, [T, 2 * width] -> [T, width].
 
     gate is at most the limit, up between it and its negative (OpenAI 2025, arXiv 2508.10925).
     """
     gate, up = gate_up.chunk(2, dim=-1)
-    gate = gate.clamp(max=swiglu.limit)
-    up = up.clamp(-swiglu.limit, swiglu.limit)
-    return (up + 1) * (gate * torch.sigmoid(gate * swiglu.alpha))
+    gate = gate.clamp(max=limit)
+    up = up.clamp(-limit, limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * alpha))
+
+
+def _make_kernel(experts: Experts, down: Tensor) -> "PackedExperts | None":
+    """Makes room for experts in kernels' form; None: there are no kernels for them. down: one's [hidden, width]."""
+    from services.engine.kernels.cpu.packed_experts import PackedExperts, RoutingNumbers, can_pack
+    from services.engine.kernels.cpu.routing import Scores
+
+    numbers = RoutingNumbers(
+        scoring=Scores(experts.scoring.value),
+        num_experts=experts.num_experts,
+        top_k=experts.top_k,
+        num_groups=experts.num_groups,
+        groups_kept=experts.groups_kept,
+        sums_best_two=experts.sums_best_two,
+        normalized=experts.normalized,
+        scaling=experts.scaling,
+    )
+    hidden, width = down.shape
+    if not can_pack(numbers, hidden, down.dtype):
+        return None
+    clamp = None if experts.swiglu_limit is None else (experts.swiglu_limit, experts.swiglu_alpha)
+    return PackedExperts(numbers, hidden, width, down.dtype, clamp)

@@ -18,7 +18,10 @@ def route(logits: Tensor, experts: Experts, correction: Tensor | None = None) ->
     """
     logits = logits.to(torch.float32)
     scores = _scores(logits, experts.scoring)
-    ranked = scores if correction is None else scores + correction
+    # A softmax keeps the order of its logits, but for what is rounded to equal numbers.
+    ranked = scores if experts.scoring is Scoring.SIGMOID else logits
+    if correction is not None:
+        ranked = scores + correction
     if experts.groups_kept < experts.num_groups:
         ranked = _in_best_groups(ranked, experts)
     chosen = _best(ranked, experts.top_k)

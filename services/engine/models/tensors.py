@@ -8,7 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from services.engine.models.grouped_mlp import ExpertWeights, GroupedMlp, Swiglu
+from services.engine.models.experts_config import Experts
+from services.engine.models.grouped_mlp import ExpertWeights, GroupedMlp
 from services.engine.models.kv_scales import is_kv_scale
 from services.engine.models.linear import Linear, MakeProduct
 from services.engine.models.model_config import ModelConfig
@@ -64,9 +65,9 @@ class Tensors:
         dtype = torch.float32 if wide else self.dtype
         return Linear(weight.to(dtype), None if biases is None else biases.to(dtype), fused=self._fused)
 
-    def grouped_mlp(self, num_experts: int, read: Callable[[int], ExpertWeights], swiglu: Swiglu | None) -> GroupedMlp:
+    def grouped_mlp(self, experts: Experts, read: Callable[[int], ExpertWeights]) -> GroupedMlp:
         """Makes the MLPs of a layer's experts: see `GroupedMlp`."""
-        return GroupedMlp(num_experts, read, swiglu, fused=self._fused, make_product=self._make_product)
+        return GroupedMlp(experts, read, fused=self._fused, make_product=self._make_product)
 
     def head(self, embedding: Tensor, *, tied: bool) -> Linear:
         """Makes the output layer, of the embedding itself if they are tied. It never uses `make_product`."""

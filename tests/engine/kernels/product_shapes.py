@@ -29,14 +29,14 @@ _SMALL_ROWS = 3
 def _depths(dtype: torch.dtype) -> list[int]:
     """At which a product is cut, and beside it by a step of register tiles and of AMX."""
     step = 2 if dtype == torch.bfloat16 else 1
-    most = matmul._MOST_DEPTH, amx_matmul._MOST_STEPS * _BLOCK
+    most = matmul.MOST_DEPTH, amx_matmul._MOST_STEPS * _BLOCK
     borders = {_BLOCK, *most, *(2 * depth for depth in most)}
     return sorted({border + side for border in borders for side in (-_BLOCK, -step, 0, step, _BLOCK)} - {0})
 
 
 def _columns() -> list[int]:
     """Some of them pairs of panels, which AMX takes."""
-    panels = beside(1, matmul._PANELS_TOGETHER, 2 * amx_matmul._UNITS_TOGETHER)
+    panels = beside(1, matmul.PANELS_TOGETHER, 2 * amx_matmul._UNITS_TOGETHER)
     return [*(count * COLUMNS for count in panels), COLUMNS + 2, 3 * COLUMNS - 2]
 
 

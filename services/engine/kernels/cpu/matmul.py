@@ -29,15 +29,15 @@ from services.engine.kernels.cpu.register_tiles import (
 from services.engine.kernels.cpu.vectors import LANES, load_bfloat16s, store_floats
 
 MOST_ROWS = 256  # of one item
-_MOST_DEPTH = 2048  # multiplied at a time
-_PANELS_TOGETHER = 8
-_AHEAD = 4096  # bytes
-_SUMS_BYTES = 2 * ISA.tile_rows * ROW_BYTES
-_PARTIAL_BYTES = _PANELS_TOGETHER * 2 * MOST_ROWS * ROW_BYTES
-_WIDE_ROW_BYTES = _MOST_DEPTH * 4 + 64  # an odd number of cache lines, so that rows have different places in a cache
-SCRATCH_BYTES = _SUMS_BYTES + _PARTIAL_BYTES + MOST_ROWS * _WIDE_ROW_BYTES  # for one thread
+MOST_DEPTH = 2048  # multiplied at a time
+PANELS_TOGETHER = 8
+AHEAD = 4096  # bytes
+SUMS_BYTES = 2 * ISA.tile_rows * ROW_BYTES
+PARTIAL_BYTES = PANELS_TOGETHER * 2 * MOST_ROWS * ROW_BYTES
+WIDE_ROW_BYTES = MOST_DEPTH * 4 + 64  # an odd number of cache lines, so that rows have different places in a cache
+SCRATCH_BYTES = SUMS_BYTES + PARTIAL_BYTES + MOST_ROWS * WIDE_ROW_BYTES  # for one thread
 # Weights lie in huge pages: on an EPYC of Zen 4, steps of 1 and 16 rows take a seventh less time so.
-_WEIGHTS = WeightMemory()
+WEIGHTS = WeightMemory()
 
 
 def padded(columns: int) -> int:
@@ -54,7 +54,7 @@ def pack(weight: Tensor) -> Tensor:
     of_step = 2 if weight.dtype == torch.bfloat16 else 1
     whole = functional.pad(weight, (0, 0, 0, padded(out) - out))
     panels = whole.view(-1, COLUMNS, depth // of_step, of_step).transpose(1, 2)
-    return _WEIGHTS.empty(panels.shape, panels.dtype).copy_(panels)
+    return WEIGHTS.empty(panels.shape, panels.dtype).copy_(panels)
 
 
 @per_item
@@ -74,7 +74,7 @@ def make_matmul(dtype: str, *, gated: bool) -> Any:
     parts, size, most_rows = 2 if gated else 1, element.size, ISA.tile_rows
     widens = arithmetic is Arithmetic.WIDENED
     a_bytes, of_step = arithmetic.a_bytes, arithmetic.depth
-    most_steps = _MOST_DEPTH // of_step
+    most_steps = MOST_DEPTH // of_step
     multiply, finish = multiply_rows(arithmetic), make_finish(element, gated=gated)
 
     @njit
@@ -97,13 +97,13 @@ def make_matmul(dtype: str, *, gated: bool) -> Any:
         target_rows = a[arg.target] + first_row * target_stride
         x_stride = a[arg.stride] * size
         sums = a[arg.scratch] + thread * SCRATCH_BYTES
-        partial = sums + _SUMS_BYTES
-        wide = partial + _PARTIAL_BYTES
+        partial = sums + SUMS_BYTES
+        wide = partial + PARTIAL_BYTES
         all_steps = a[arg.depth] // of_step
         chunks = (all_steps + most_steps - 1) // most_steps
         chunk_steps = (all_steps + chunks - 1) // chunks
         tiles = (rows + most_rows - 1) // most_rows
-        group_size = _PANELS_TOGETHER if chunks > 1 else panels_at_once
+        group_size = PANELS_TOGETHER if chunks > 1 else panels_at_once
         for group in range(first_panel, end_panel, group_size):
             for step in range(0, all_steps, chunk_steps):
                 steps, is_last = min(chunk_steps, all_steps - step), step + chunk_steps >= all_steps
@@ -111,7 +111,7 @@ def make_matmul(dtype: str, *, gated: bool) -> Any:
                 if widens:
                     if chunks > 1 or group == first_panel:
                         widen_rows(x, stride, rows, steps * of_step, wide)
-                    x, stride = wide, int64(_WIDE_ROW_BYTES)
+                    x, stride = wide, int64(WIDE_ROW_BYTES)
                 for panel in range(group, min(group + group_size, end_panel)):
                     b = weight + (panel * all_steps + step) * STEP_BYTES
                     kept = partial + (panel - group) * parts * MOST_ROWS * ROW_BYTES
@@ -126,7 +126,7 @@ def make_matmul(dtype: str, *, gated: bool) -> Any:
                         for part in range(parts):
                             of_part = b + part * panels * all_steps * STEP_BYTES
                             # Each tile prefetches its share of the next panel; a single tile, what it reads soon.
-                            ahead, ahead_step = of_part + _AHEAD, int64(STEP_BYTES)
+                            ahead, ahead_step = of_part + AHEAD, int64(STEP_BYTES)
                             if tiles > 1:
                                 ahead_step = STEP_BYTES // tiles + 1
                                 ahead = of_part + (following - panel) * all_steps * STEP_BYTES
@@ -155,7 +155,7 @@ def widen_rows(x: int, stride: int, rows: int, width: int, wide: int) -> None:
     """Converts rows of bfloat16 to float32."""
     whole = width // LANES * LANES
     for row in range(rows):
-        source, target = x + row * stride, wide + row * _WIDE_ROW_BYTES
+        source, target = x + row * stride, wide + row * WIDE_ROW_BYTES
         for i in range(0, whole, LANES):
             store_floats(target + i * 4, load_bfloat16s(source + i * 2))
         for i in range(whole, width):
