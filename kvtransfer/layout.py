@@ -1,8 +1,10 @@
 """The shape of paged KV, and the fingerprint that says which KV caches are interchangeable.
 
-One tensor holds everything: [num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim], K before V. So a block is
-one contiguous piece of memory (one descriptor to move it), a range of heads is contiguous inside a block, and so is one
-head's K tile of one layer.
+One tensor holds everything: [num_blocks, num_kv_heads, num_layers, num_planes, block_size, head_dim]. So a block is one
+contiguous piece of memory (one descriptor to move it), a range of heads is contiguous inside a block, and so is one
+head's plane of one layer: its K, or its V after it. Latent KV (multi-head latent attention, DeepSeek-V2, arXiv
+2405.04434) has one head and one plane: a token's latent, from which all heads' K and V are computed, and after it the
+part of K that is rotated.
 """
 
 import json
@@ -21,24 +23,35 @@ class KvLayout:
 
     num_layers: int
     num_kv_heads: int
-    head_dim: int
+    head_dim: int  # numbers of a token in one plane
     block_size: int  # token positions
     dtype: str  # "float32", "bfloat16", "float16" or "float8_e4m3fn"
+    num_planes: int = 2  # K and V; 1: latent KV
 
     def shape(self, num_blocks: int) -> tuple[int, int, int, int, int, int]:
         """Shape of a pool of `num_blocks` blocks."""
-        return (num_blocks, self.num_kv_heads, self.num_layers, 2, self.block_size, self.head_dim)
+        return (num_blocks, self.num_kv_heads, self.num_layers, self.num_planes, self.block_size, self.head_dim)
+
+    @property
+    def token_elements(self) -> int:
+        """Numbers of one token, all layers and planes."""
+        return self.num_kv_heads * self.num_layers * self.num_planes * self.head_dim
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token, all layers and planes."""
+        return self.token_elements * _ITEM_BYTES[self.dtype]
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block, all layers, K and V."""
-        per_token = self.num_kv_heads * self.num_layers * 2 * self.head_dim
-        return per_token * self.block_size * _ITEM_BYTES[self.dtype]
+        """Bytes of one block, all layers and planes."""
+        return self.token_bytes * self.block_size
 
     def bytes_of(self, heads: range) -> range:
-        """Returns the bytes of a block that hold these KV heads, all layers, K and V.
+        """Returns the bytes of a block that hold these KV heads, all layers and planes.
 
-        A rank of a model has blocks of its own KV heads, which have the order of these bytes.
+        A rank of a model has blocks of its own KV heads, which have the order of these bytes. Latent KV has one head,
+        so each rank has all of it.
         """
         assert heads.step == 1, heads
         assert 0 <= heads.start <= heads.stop <= self.num_kv_heads, (heads, self.num_kv_heads)
@@ -54,11 +67,14 @@ def fingerprint(
     weights_id names the weights, rope the rotary parameters as the model uses them. precision names all else that
     decides how values were rounded, such as quantised weights and the scales of FP8 KV.
     """
+    geometry = {name: getattr(layout, name) for name in KvLayout.__slots__}
+    if layout.num_planes == 2:
+        del geometry["num_planes"]  # digests of earlier versions, which knew nothing else, stay valid
     parts = {
         **({"precision": precision} if precision else {}),
         "layout_version": LAYOUT_VERSION,
         "weights": weights_id,
         "rope": rope,
-        **{name: getattr(layout, name) for name in KvLayout.__slots__},
+        **geometry,
     }
     return blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()

@@ -10,6 +10,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MinistralConfig,
@@ -31,6 +35,8 @@ from transformers import (
 )
 
 FAMILIES = {
+    "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM),
+    "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "ministral": (MinistralConfig, MinistralForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
@@ -59,6 +65,16 @@ LLAMA3_ROPE = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
+}
+
+LATENT: dict[str, Any] = {  # layers without experts
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 40,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "first_k_dense_replace": 2,
 }
 
 YARN_ROPE = {
@@ -97,6 +113,8 @@ def write_checkpoint(
     if family in ("llama", "ministral", "mistral", "mixtral", "qwen3"):
         shape["head_dim"] = 16
     shape |= OF_EXPERTS.get(family, {})
+    if family in ("deepseek_v2", "deepseek_v3"):
+        shape |= LATENT
     model = model_class(config_class(**shape | config))
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():

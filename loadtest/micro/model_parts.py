@@ -26,7 +26,7 @@ from services.engine.models.architectures import parse_model_config
 from services.engine.models.base import ModelInput
 from services.engine.models.config import DecoderConfig
 from services.engine.models.decoder import Decoder
-from services.engine.models.parts import GatedMlp
+from services.engine.models.parts import GatedMlp, GroupedAttention
 from services.engine.models.registry import load_weights, open_tensors
 from services.engine.models.rope import inverse_frequencies, rotation
 from services.engine.models.weights import DecoderWeights
@@ -151,10 +151,11 @@ class _Step:
         hidden, fed, attended = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
         heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
         silu_mul, count = self._operations.silu_mul, config.num_layers
+        attentions = self._attentions()
         mlps = [layer.mlp for layer in layers if isinstance(layer.mlp, GatedMlp)]
         products: list[tuple[str, Callable[[], object], tuple[int, int]]] = [
-            ("Q, K, V", lambda: [layer.attention.qkv(self._normed) for layer in layers], (heads, hidden)),
-            ("output", lambda: [layer.attention.output(self._attended) for layer in layers], (hidden, attended)),
+            ("Q, K, V", lambda: [one.qkv(self._normed) for one in attentions], (heads, hidden)),
+            ("output", lambda: [one.output(self._attended) for one in attentions], (hidden, attended)),
             (
                 "gate, up, SiLU",
                 lambda: [mlp.gate_up.gated(self._normed, silu_mul) for mlp in mlps],
@@ -194,13 +195,18 @@ class _Step:
     def small(self) -> None:
         config = self._config
         _, k, v = self._split()
+        attentions = self._attentions()
         for index, layer in enumerate(self._weights.layers):
             rotated = self._heads[:, : config.num_heads + config.num_kv_heads]
-            self._operations.rotate(rotated, *self._turn, layer.attention.qk_norm, config.rms_norm_eps)
+            self._operations.rotate(rotated, *self._turn, attentions[index].qk_norm, config.rms_norm_eps)
             self._attention.write(self._plan, index, k, v)
             self._operations.add_norm(self._x, self._normed, layer.mlp_norm, config.rms_norm_eps)
             self._operations.add_norm(self._x, self._normed, layer.input_norm, config.rms_norm_eps)
             self._x.fill_(0.5)
+
+    def _attentions(self) -> list[GroupedAttention]:
+        parts = [layer.attention for layer in self._weights.layers]
+        return [part for part in parts if isinstance(part, GroupedAttention)]
 
     def head(self) -> None:
         self._model.logits(self._normed[: self.rows])

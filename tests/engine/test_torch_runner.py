@@ -124,6 +124,36 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": 32,
         },
     ),
+    "deepseek-v2-q-lora": ("deepseek_v2", {}),
+    "deepseek-v2-one-product-yarn-biases": (
+        "deepseek_v2",
+        {
+            "q_lora_rank": None,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": {**YARN_ROPE, "mscale": 0.7, "mscale_all_dim": 0.9},
+        },
+    ),
+    "deepseek-v3-halves-odd-heads": (
+        "deepseek_v3",
+        {
+            "rope_interleave": False,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "hidden_size": 60,
+            "kv_lora_rank": 18,
+            "v_head_dim": 40,
+        },
+    ),
+    "deepseek-v3-tied-yarn-biases": (
+        "deepseek_v3",
+        {
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "v_head_dim": 24,
+            "rope_parameters": {**YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 4.0},
+        },
+    ),
     "opt-norm-first-tied": ("opt", {"tie_word_embeddings": True}),
     "opt-norm-after-projected": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
     "opt-no-final-norm-no-bias": ("opt", {"_remove_final_layer_norm": True, "enable_bias": False}),

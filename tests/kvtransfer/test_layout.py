@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtransfer.layout import KvLayout
+from kvtransfer.layout import KvLayout, fingerprint
 
 _DTYPES = {"float32": np.uint32, "bfloat16": np.uint16, "float16": np.uint16, "float8_e4m3fn": np.uint8}
 LAYOUT = KvLayout(num_layers=3, num_kv_heads=6, head_dim=8, block_size=4, dtype="bfloat16")
@@ -32,6 +32,19 @@ def test_ranks_cover_a_block_in_their_order(size: int) -> None:
     each = LAYOUT.num_kv_heads // size
     ranges = [LAYOUT.bytes_of(range(rank * each, (rank + 1) * each)) for rank in range(size)]
     assert [place for one in ranges for place in one] == list(range(LAYOUT.block_bytes))
+
+
+def test_latent_kv_is_one_plane_of_one_head_and_each_rank_has_all_of_it() -> None:
+    latent = KvLayout(num_layers=3, num_kv_heads=1, head_dim=576, block_size=4, dtype="bfloat16", num_planes=1)
+    assert latent.shape(5) == (5, 1, 3, 1, 4, 576)
+    assert (latent.token_bytes, latent.block_bytes) == (3 * 576 * 2, 4 * 3 * 576 * 2)
+    assert latent.bytes_of(range(1)) == range(latent.block_bytes)
+
+
+def test_layouts_of_k_and_v_have_the_fingerprints_that_they_had_before_there_were_others() -> None:
+    digests = {planes: fingerprint(replace(LAYOUT, num_planes=planes), "weights", {"theta": 1e4}) for planes in (1, 2)}
+    assert digests[2] == "631ea67ebbc835d7a407cc10d5d2209d"
+    assert digests[1] != digests[2]
 
 
 @pytest.mark.parametrize("heads", [range(5, 7), range(-1, 2), range(0, 4, 2)])

@@ -32,15 +32,17 @@ class Gatherer:
         self._gathered = pool.new_empty(0)
 
     def gather(self, rows: Tensor, layer: int, num_tiles: int) -> tuple[Tensor, Tensor]:
-        """Copies K and V, [tiles, kv_heads, keys, head_dim] each. They are valid until the next call.
+        """Copies K and V, [tiles, kv_heads, keys, head_dim] each; one tensor, if a layer has one plane. They are valid
+        until the next call.
 
-        rows: int64[2 * tiles * kv_heads * blocks], a head's planes of the pool at layer 0, those of K, then those of V.
+        rows: int64[planes * tiles * kv_heads * blocks], a head's planes of the pool at layer 0, those of K, then those
+        of V.
         """
         layout, width = self._layout, self._planes.shape[1]
         size = rows.shape[0] * width
         if self._gathered.shape[0] < size:
             self._gathered = self._planes.new_empty(size)
         target = self._gathered[:size].view(-1, width)
-        torch.index_select(self._planes[2 * layer :], 0, rows, out=target)
-        keys, values = target.view(2, num_tiles, layout.num_kv_heads, -1, layout.head_dim)
-        return keys, values
+        torch.index_select(self._planes[layout.num_planes * layer :], 0, rows, out=target)
+        planes = target.view(layout.num_planes, num_tiles, layout.num_kv_heads, -1, layout.head_dim)
+        return planes[0], planes[-1]

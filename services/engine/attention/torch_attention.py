@@ -46,7 +46,7 @@ class _Part:
     """One batched attention: n tiles padded to the same number of queries and blocks."""
 
     queries: Tensor | None  # int64[n * num_queries]: tokens of the step; None: its first n tokens
-    kv_rows: Tensor  # int64[2 * n * kv_heads * num_blocks]: rows of the pool at layer 0, of K, then of V
+    kv_rows: Tensor  # int64[planes * n * kv_heads * num_blocks]: rows of the pool at layer 0, of K, then of V
     mask: Tensor  # [n, 1, 1 or num_queries * group, keys], added to scores
     num_tiles: int
     num_queries: int
@@ -69,7 +69,10 @@ class TorchPlan:
 
 
 class TorchAttention:
-    """Attention over one pool, [num_blocks, kv_heads, layers, 2, block_size, head_dim]."""
+    """Attention over one pool, [num_blocks, kv_heads, layers, planes, block_size, head_dim].
+
+    Where there is one plane, its rows are both K and V.
+    """
 
     def __init__(self, pool: Tensor, layout: KvLayout, num_heads: int, scale: float) -> None:
         self._pool = pool
@@ -101,9 +104,10 @@ class TorchAttention:
 
     def write(self, plan: TorchPlan, layer: int, k: Tensor, v: Tensor) -> None:
         """See `Attention.write`."""
-        plane, head_dim = self._layout.block_size, self._layout.head_dim
-        self._head_rows_view[2 * layer * plane :].index_copy_(0, plan.head_rows, k.reshape(-1, head_dim))
-        self._head_rows_view[(2 * layer + 1) * plane :].index_copy_(0, plan.head_rows, v.reshape(-1, head_dim))
+        plane, head_dim, planes = self._layout.block_size, self._layout.head_dim, self._layout.num_planes
+        for number, new in enumerate((k, v)[:planes]):
+            rows = self._head_rows_view[(planes * layer + number) * plane :]
+            rows.index_copy_(0, plan.head_rows, new.reshape(-1, head_dim))
 
     def attend(self, plan: TorchPlan, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """See `Attention.attend`. Reads K and V from the pool."""
@@ -133,7 +137,7 @@ class TorchAttention:
         layout = self._layout
         blocks, positions = begin_tokens(queries, self._pool, layout.block_size)
         heads = blocks[:, None] * layout.num_kv_heads + self._heads
-        head_rows = heads * (layout.num_layers * 2 * layout.block_size) + positions[:, None]
+        head_rows = heads * (layout.num_layers * layout.num_planes * layout.block_size) + positions[:, None]
         return torch.from_numpy(head_rows.reshape(-1))
 
     def _parts(self, queries: PagedQueries, window: int | None) -> _Parts:
@@ -167,12 +171,13 @@ class TorchAttention:
         index = np.where(index < tiles.end_block[:, None], index, tiles.first_block[:, None])
         table = queries.block_tables[tiles.row[:, None], index].astype(np.int64)
         heads = table[:, None, :] * self._layout.num_kv_heads + self._heads[:, None]
-        rows = torch.from_numpy((heads * (2 * self._layout.num_layers)).reshape(-1))
+        planes = self._layout.num_planes
+        rows = torch.from_numpy((heads * (planes * self._layout.num_layers)).reshape(-1))
         num_keys = num_blocks * self._layout.block_size
         positions = (tiles.position - tiles.first_block * self._layout.block_size)[:, None] + steps
         return _Part(
             queries=None if in_order else torch.from_numpy((tiles.start[:, None] + steps).reshape(-1)),
-            kv_rows=torch.cat((rows, rows + 1)),
+            kv_rows=torch.cat((rows, rows + 1)[:planes]),
             mask=self._mask(torch.from_numpy(positions), num_keys, window),
             num_tiles=n,
             num_queries=num_queries,

@@ -11,7 +11,7 @@ Rows = TypeVar("Rows", bound=Tensor | tuple[Tensor, ...])
 
 
 class Operations(Protocol):
-    """Tensors are of one dtype. The elements of a row are contiguous. Rows may lie apart, except those of x."""
+    """Tensors are of one dtype. The elements of a row are contiguous. Rows may lie apart."""
 
     def replay(self, key: Hashable, inputs: Sequence[Tensor], body: Callable[[], T]) -> T:
         """Runs `body`, which only runs kernels, and returns its result.
@@ -103,3 +103,32 @@ class PagedTiles(Protocol):
 
     def attend(self, layer: int, q: Tensor, out: Tensor, lse: Tensor, tiles: Tiles, tables: Tensor) -> None:
         """Computes attention like `Paged.attend`. tables: int32[R, B], the block tables."""
+
+
+class LatentPaged(Protocol):
+    """Kernels over a pool of latents, whose rows are [latent, k_rope] (see `LatentAttention`)."""
+
+    max_tokens: int  # of one tile
+
+    def store(
+        self, layer: int, offsets: Tensor, kv: Tensor, turn: tuple[Tensor, Tensor], norm: Tensor, eps: float
+    ) -> None:
+        """Norms, rotates and writes rows, see `LatentAttention.write`.
+
+        offsets: int64[T]; each token's row in layer 0 begins at this element of the pool.
+        """
+
+    def attend(
+        self,
+        layer: int,
+        queries: tuple[Tensor, Tensor],
+        outputs: tuple[Tensor, Tensor],
+        passes: Sequence[Tiles],
+        tables: Tensor,
+    ) -> None:
+        """Computes the attention of all tokens, in tiles without a window, one pass after the other.
+
+        queries: [T, heads, kv_rank], absorbed, and rotated [T, heads, rope_dim]; numbers of a token's heads lie next to
+        each other. outputs, contiguous: what the queries find of the latents, [T, heads, kv_rank], and the
+        log-sum-exp of the scores, float32[T, heads]. tables: int32[R, B].
+        """

@@ -6,7 +6,7 @@ This module does not import numba before it knows that numba is installed.
 from torch import Tensor
 
 from kvtransfer.layout import KvLayout
-from services.engine.kernels.base import HostOperations, Paged, PagedTiles
+from services.engine.kernels.base import HostOperations, LatentPaged, Paged, PagedTiles
 from services.engine.kernels.cpu.availability import why_no_kernels
 from services.engine.kernels.cpu.openmp import loaded_openmp
 from services.engine.kernels.torch_operations import TorchOperations
@@ -46,3 +46,17 @@ def make_tiles(pool: Tensor, layout: KvLayout, group: int, scale: float, *, fuse
     from services.engine.kernels.cpu.operations import PagedTileKernels
 
     return PagedTileKernels(pool, layout, group, scale)
+
+
+def make_latent(
+    pool: Tensor, layout: KvLayout, num_heads: int, rope_dim: int, scale: float, *, fused: bool
+) -> LatentPaged | None:
+    """Makes kernels over a pool of latents; None: there are none, and torch does their work.
+
+    Kernels that multiply pairs of bfloat16 need latents of an even number.
+    """
+    if not fused or (layout.dtype == "bfloat16" and (layout.head_dim - rope_dim) % 2):
+        return None
+    from services.engine.kernels.cpu.operations import LatentKernels
+
+    return LatentKernels(pool, layout, num_heads, rope_dim, scale)

@@ -4,13 +4,21 @@ One parametrised decoder serves every family; the differences of a family are it
 would change the computation and is not implemented is refused by name: no setting is accepted and ignored.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self
 
+from services.engine.attention.latent import Latent
 from services.engine.models.expert_tensors import MIXTRAL, QWEN, ExpertNames, expert_shapes, expert_shares
 from services.engine.models.experts_config import Experts, mixtral_experts, qwen2_experts, qwen3_experts
+from services.engine.models.latent_config import (
+    deepseek_v2_latent,
+    deepseek_v3_latent,
+    latent_attention_shapes,
+    latent_attention_shares,
+)
 from services.engine.models.model_config import ModelConfig, Shard, read_dtype
 from services.engine.models.rope_settings import FrequencyFactors, parse_rope
 from services.engine.models.settings import ConfigSettings
@@ -88,8 +96,22 @@ def experts_or_gated_mlp(names: ExpertNames) -> PartTensors:
     return PartTensors(shapes, shares)
 
 
+def latent_shapes(config: "DecoderConfig", layer: int) -> Shapes:
+    """Returns the shapes of a latent attention's tensors."""
+    assert config.latent is not None
+    biases = config.qkv_bias, config.output_bias
+    return latent_attention_shapes(config.latent, config.num_heads, config.hidden_size, biases)
+
+
+def latent_shares(config: "DecoderConfig", shard: Shard, layer: int) -> Shares:
+    """Returns the shares of a latent attention's tensors that one rank reads."""
+    assert config.latent is not None
+    return latent_attention_shares(config.latent, shard.heads, config.output_bias)
+
+
 GATED_MLP = PartTensors(gated_mlp_shapes, gated_mlp_shares)
 GROUPED_ATTENTION = PartTensors(grouped_attention_shapes, grouped_attention_shares)
+LATENT_ATTENTION = PartTensors(latent_shapes, latent_shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +127,8 @@ class Family:
     default_theta: float = 10000.0  # of the rope
     windows: Callable[[ConfigSettings], Windows] = no_window  # reads config.json
     experts: Callable[[ConfigSettings, int], Experts] | None = None  # reads config.json, for so many layers
+    latent: Callable[[ConfigSettings], Latent] | None = None  # reads config.json; None: attention is grouped
+    default_mtp_layers: int | None = None  # `num_nextn_predict_layers` by default; None: there are no such layers
     attention: PartTensors = GROUPED_ATTENTION
     mlp: PartTensors = GATED_MLP
 
@@ -144,6 +168,19 @@ FAMILIES = {
         experts=qwen3_experts,
         mlp=experts_or_gated_mlp(QWEN),
     ),
+    "DeepseekV2ForCausalLM": Family(
+        "deepseek_v2",
+        optional_biases=("attention_bias", "mlp_bias"),
+        latent=deepseek_v2_latent,
+        attention=LATENT_ATTENTION,
+    ),
+    "DeepseekV3ForCausalLM": Family(
+        "deepseek_v3",
+        optional_biases=("attention_bias",),
+        latent=deepseek_v3_latent,
+        default_mtp_layers=1,
+        attention=LATENT_ATTENTION,
+    ),
 }
 
 
@@ -157,11 +194,27 @@ class DecoderConfig(ModelConfig):
     output_bias: bool
     mlp_bias: bool
     experts: Experts | None = None  # None: each layer has one MLP
+    latent: Latent | None = None  # of multi-head latent attention; KV then has one head, as wide as a latent
 
     def shard(self, rank: int, size: int) -> Self:
         """See `ModelConfig.shard`. Each rank has a part of the columns of every expert."""
         own = ModelConfig.shard(self, rank, size)
         return own if self.experts is None else replace(own, experts=self.experts.shard(size))
+
+    @property
+    def rotary_dim(self) -> int:
+        """Returns how many numbers of a head are rotated."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
+
+    @property
+    def num_planes(self) -> int:
+        """Returns the planes of a layer's KV: K and V, or the latents alone."""
+        return 2 if self.latent is None else 1
+
+    @property
+    def scale(self) -> float:
+        """Returns the factor on attention scores."""
+        return 1 / math.sqrt(self.head_dim) if self.latent is None else self.latent.scale
 
 
 def parse_decoder_config(raw: ConfigSettings, architecture: str) -> DecoderConfig:
@@ -169,19 +222,16 @@ def parse_decoder_config(raw: ConfigSettings, architecture: str) -> DecoderConfi
     family = FAMILIES[architecture]
     raw.require("hidden_act", "silu")
     hidden_size, num_heads = raw.integer("hidden_size"), raw.integer("num_attention_heads")
-    num_kv_heads = raw.integer("num_key_value_heads", num_heads)
-    head_dim = raw.integer("head_dim", family.default_head_dim or hidden_size // num_heads)
-    if num_heads % num_kv_heads:
-        raise raw.refusal("num_key_value_heads", f"cannot be shared evenly by {num_heads} attention heads")
-    if head_dim < 1 or head_dim % 2:
-        raise ModelError(
-            f"config.json: head_dim (by default hidden_size / num_attention_heads) is {head_dim}, the rotary embedding "
-            "needs an even one"
-        )
+    latent = None if family.latent is None else family.latent(raw)
+    if latent is None:
+        num_kv_heads, head_dim = _kv_heads(raw, family, num_heads, hidden_size // num_heads)
+        rotary_dim = head_dim
+    else:
+        num_kv_heads, head_dim, rotary_dim = 1, latent.width, latent.rope_dim
     max_position_embeddings = raw.integer("max_position_embeddings")
     rope = parse_rope(raw, max_position_embeddings, family.default_theta)
-    if isinstance(rope.scaling, FrequencyFactors) and len(rope.scaling.factors) != head_dim // 2:
-        raise ModelError(f"config.json: {len(rope.scaling.factors)} factors of the rope, for heads of {head_dim}")
+    if isinstance(rope.scaling, FrequencyFactors) and len(rope.scaling.factors) != rotary_dim // 2:
+        raise ModelError(f"config.json: {len(rope.scaling.factors)} factors of the rope, for heads of {rotary_dim}")
     windows = family.windows(raw)
     attention_bias, mlp_bias = (_has_bias(raw, key, family) for key in ("attention_bias", "mlp_bias"))
     qkv_bias = family.qkv_bias or ("qkv_bias" in family.optional_biases and raw.flag("qkv_bias", True))
@@ -207,7 +257,29 @@ def parse_decoder_config(raw: ConfigSettings, architecture: str) -> DecoderConfi
         experts=None if family.experts is None else family.experts(raw, num_layers),
         tie_word_embeddings=raw.flag("tie_word_embeddings"),
         dtype=read_dtype(raw),
+        num_mtp_layers=0 if family.default_mtp_layers is None else _num_mtp_layers(raw, family.default_mtp_layers),
+        latent=latent,
     )
+
+
+def _num_mtp_layers(raw: ConfigSettings, default: int) -> int:
+    """Returns the layers for the prediction of further tokens, under either name."""
+    newer = raw.integer("num_mtp_layers", default, least=0)
+    return raw.integer("num_nextn_predict_layers", newer, least=0)
+
+
+def _kv_heads(raw: ConfigSettings, family: Family, num_heads: int, plain_head_dim: int) -> tuple[int, int]:
+    """Returns the number of KV heads and their width."""
+    num_kv_heads = raw.integer("num_key_value_heads", num_heads)
+    head_dim = raw.integer("head_dim", family.default_head_dim or plain_head_dim)
+    if num_heads % num_kv_heads:
+        raise raw.refusal("num_key_value_heads", f"cannot be shared evenly by {num_heads} attention heads")
+    if head_dim < 1 or head_dim % 2:
+        raise ModelError(
+            f"config.json: head_dim (by default hidden_size / num_attention_heads) is {head_dim}, the rotary embedding "
+            "needs an even one"
+        )
+    return num_kv_heads, head_dim
 
 
 def decoder_shapes(config: DecoderConfig) -> Shapes:

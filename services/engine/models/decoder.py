@@ -17,7 +17,7 @@ from services.engine.attention.base import Attention
 from services.engine.kernels.base import Operations, Rows
 from services.engine.models.base import ModelInput
 from services.engine.models.config import DecoderConfig
-from services.engine.models.parts import Turn
+from services.engine.models.parts import GroupedAttention, Turn
 from services.engine.models.rope import inverse_frequencies, magnitude, rotation
 from services.engine.models.weights import DecoderWeights
 
@@ -38,7 +38,7 @@ class Decoder:
         self._weights = weights
         self._attention = attention
         self._operations = operations
-        self._inverse_frequencies = inverse_frequencies(config.rope, config.head_dim).to(weights.embedding.device)
+        self._inverse_frequencies = inverse_frequencies(config.rope, config.rotary_dim).to(weights.embedding.device)
         self._magnitude = magnitude(config.rope)
         self._rotate_and_write = attention.rotate_and_write or self._rotate_then_write
         self._is_kernels = weights.is_kernels and attention.writes_by_kernel
@@ -97,14 +97,14 @@ class Decoder:
             narrowed = self._attention.narrow(plan, queries, last)
         qkv = self._by_rows(x, partial(self._first, x, turn, plan))
         for index in range(last if narrowed is None else last - 1):
-            attended, _ = self._attention.attend(plan, index, *qkv)
+            attended = self._attend(plan, index, qkv)
             qkv = self._end(index, x, attended, partial(self._begin, index + 1, turn=turn, plan=plan))
         if narrowed is not None and queries is not None:
-            attended, _ = self._attention.attend(plan, last - 1, *qkv)
+            attended = self._attend(plan, last - 1, qkv)
             return self._run_last(x, attended, turn, (plan, narrowed), queries)
         if queries is not None and not len(queries):
             return x[queries]  # no rows: the last layer's K and V are written, and nobody wants more
-        attended, _ = self._attention.attend(plan, last, *qkv)
+        attended = self._attend(plan, last, qkv)
         if queries is not None:
             x, attended = x[queries], attended[queries]
         return self._end(last, x, attended, _unchanged)
@@ -118,7 +118,7 @@ class Decoder:
         if not len(queries):
             return x
         q = self._last[0].forward(normed[queries], (turn[0][queries], turn[1][queries]), self._operations)
-        attended, _ = self._attention.attend(narrowed, last, q, q[:0], q[:0])
+        attended = self._attend(narrowed, last, (q, q[:0], q[:0]))
         return self._end(last, x, attended, _unchanged)
 
     def _write_last_keys(self, normed: Tensor, turn: Turn, plan: Any) -> Tensor:
@@ -135,15 +135,21 @@ class Decoder:
             return body()
         return self._operations.by_rows(len(x), self._row_bytes, body)
 
-    def _first(self, x: Tensor, turn: Turn, plan: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def _first(self, x: Tensor, turn: Turn, plan: Any) -> tuple[Tensor, ...]:
         """Runs the first layer up to its attention."""
         normed = self._operations.norm(x, self._weights.layers[0].input_norm, self._config.rms_norm_eps)
         return self._begin(0, normed, turn, plan)
 
-    def _begin(self, index: int, normed: Tensor, turn: Turn, plan: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def _begin(self, index: int, normed: Tensor, turn: Turn, plan: Any) -> tuple[Tensor, ...]:
         """Runs a layer up to its attention. Returns q, k and v, [T, heads or kv_heads, head_dim]."""
-        write = partial(self._rotate_and_write, plan, index)
-        return self._weights.layers[index].attention.begin(normed, turn, write)
+        part = self._weights.layers[index].attention
+        assert isinstance(part, GroupedAttention)
+        return part.begin(normed, turn, partial(self._rotate_and_write, plan, index))
+
+    def _attend(self, plan: Any, index: int, begun: tuple[Tensor, ...]) -> Tensor:
+        """Returns what the queries of `_begin` found, [T, heads, head_dim]."""
+        q, k, v = begun
+        return self._attention.attend(plan, index, q, k, v)[0]
 
     def _rotate_then_write(
         self, plan: Any, index: int, heads: Tensor, cos: Tensor, signed_sin: Tensor, weight: Tensor | None, eps: float

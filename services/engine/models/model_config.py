@@ -59,7 +59,7 @@ class ModelConfig:
     num_layers: int
     num_heads: int
     num_kv_heads: int
-    head_dim: int
+    head_dim: int  # of K and V in the pool
     max_position_embeddings: int
     rope: Rope | None  # None: positions are learned
     window: int | None  # positions that a token sees in any layer, its own included; None: all before it
@@ -67,11 +67,17 @@ class ModelConfig:
     dtype: str | None  # of the checkpoint; None: config.json names none
     sharded: Shard | None = None  # None: this is a whole model
     windows: tuple[int | None, ...] = ()  # of each layer, where layers differ; empty: all have `window`
+    num_mtp_layers: int = 0  # behind the last layer, for the prediction of further tokens; nobody reads their tensors
 
     @property
     def output_size(self) -> int:
         """Returns the width of what `Model.forward` returns."""
         return self.hidden_size
+
+    @property
+    def num_planes(self) -> int:
+        """Returns the planes of a layer's KV: K and V."""
+        return 2
 
     @property
     def scale(self) -> float:
@@ -136,6 +142,7 @@ def layout_of(config: ModelConfig, block_size: int, dtype: str) -> KvLayout:
         head_dim=config.head_dim,
         block_size=block_size,
         dtype=dtype,
+        num_planes=config.num_planes,
     )
 
 

@@ -43,6 +43,26 @@ class Mlp(Protocol):
         """Maps [T, hidden] to [T, hidden]."""
 
 
+class AttentionPart(Protocol):
+    """The part of a layer in which tokens see others. Its method up to the product of queries and keys, `begin`, is its
+    decoder's affair.
+    """
+
+    @property
+    def is_kernels(self) -> bool:
+        """Returns True if kernels compute all products: see `Operations.by_rows`."""
+
+    @property
+    def width(self) -> int:
+        """Returns how many numbers the widest row has that it makes."""
+
+    def halves(self) -> "tuple[SomeHeads, SomeHeads] | None":
+        """Returns Q, and K with V, as parts of their own that share the weights; None: they are computed together."""
+
+    def end(self, attended: Tensor) -> Tensor:
+        """Maps what the queries found, [T, heads, width of a head's V], to [T, hidden]."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class GatedMlp:
     """`Mlp` with a gate: down(SiLU(gate(x)) * up(x)) (Shazeer 2020, arXiv 2002.05202)."""

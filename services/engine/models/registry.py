@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from services.engine.attention.base import Attention
+from services.engine.attention.latent_base import AnyLatentAttention
 from services.engine.kernels.base import Operations
 from services.engine.models.architectures import shapes_of, shares_of
 from services.engine.models.base import Model, Weights
@@ -21,6 +22,8 @@ from services.engine.models.expert_tensors import MIXTRAL, QWEN
 from services.engine.models.experts import load_experts
 from services.engine.models.gguf_stored import gguf_weights
 from services.engine.models.gguf_tensors import GgufTensors
+from services.engine.models.latent_attention import load_latent_attention
+from services.engine.models.latent_decoder import LatentDecoder
 from services.engine.models.linear import MakeProduct
 from services.engine.models.model_config import ModelConfig
 from services.engine.models.opt import Opt, load_opt
@@ -37,7 +40,12 @@ class Architecture:
     """One kind of model, as it is loaded and run. Both steps take the config that its `ModelShape` makes."""
 
     load: Callable[[Tensors, Any], Weights]
-    model: Callable[[Any, Any, Attention[Any], Operations], Model]
+    model: Callable[[Any, Any, Any, Operations], Model]  # the third is an `Attention`, or a `LatentAttention`
+
+
+def latent_decoder(parts: LayerParts) -> Architecture:
+    """Returns the architecture of decoders with latent attention whose layers have these parts."""
+    return Architecture(partial(load_decoder, parts=parts), LatentDecoder)
 
 
 def decoder(parts: LayerParts) -> Architecture:
@@ -50,6 +58,9 @@ ARCHITECTURES = {
     "MixtralForCausalLM": decoder(LayerParts(mlp=partial(load_experts, MIXTRAL))),
     "Qwen2MoeForCausalLM": decoder(LayerParts(mlp=partial(load_experts, QWEN))),
     "Qwen3MoeForCausalLM": decoder(LayerParts(mlp=partial(load_experts, QWEN))),
+    **dict.fromkeys(
+        ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), latent_decoder(LayerParts(attention=load_latent_attention))
+    ),
     "OPTForCausalLM": Architecture(load_opt, Opt),
 }
 
@@ -89,7 +100,9 @@ def weight_files(path: Path) -> Iterable[WeightFile]:
     return [gguf_weights(path)] if is_gguf(path) else safetensors_weights(path)
 
 
-def make_model(config: ModelConfig, weights: Weights, attention: Attention[Any], operations: Operations) -> Model:
+def make_model(
+    config: ModelConfig, weights: Weights, attention: Attention[Any] | AnyLatentAttention, operations: Operations
+) -> Model:
     """Makes the model over a pool of KV blocks."""
     return ARCHITECTURES[config.architecture].model(config, weights, attention, operations)
 

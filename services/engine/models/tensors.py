@@ -3,6 +3,7 @@
 All tensors are checked before the first is read, so a checkpoint that does not fit fails at once.
 """
 
+import re
 from collections.abc import Callable
 
 import torch
@@ -19,6 +20,7 @@ from services.protocol.model_files.base import ModelError
 
 _HEAD = "lm_head.weight"
 _WHOLE = Share()
+_OF_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
 class Tensors:
@@ -52,8 +54,16 @@ class Tensors:
         """
         weight = self.rows(*(f"{name}.weight" for name in names))
         own_biases = [f"{name}.bias" for name in names if bias and self.has(f"{name}.bias")]
-        biases = self.rows(*own_biases) if own_biases else None
-        return Linear(weight, biases, fused=self._fused, make_product=self._make_product)
+        return self.product(weight, self.rows(*own_biases) if own_biases else None)
+
+    def product(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """Makes a linear layer of a weight [out, in] and a bias [out] that were read, which it takes over."""
+        return Linear(weight, bias, fused=self._fused, make_product=self._make_product)
+
+    @property
+    def is_fused(self) -> bool:
+        """Returns True if products may be a CPU's kernels."""
+        return self._fused
 
     def router(self, *names: str, bias: bool, wide: bool) -> Linear:
         """Makes the product of a router of experts, of rows like those of `linear`. It never uses `make_product`.
@@ -127,9 +137,12 @@ def _check_tied(source: TensorSource, expected: Shapes) -> None:
 
 
 def _is_no_weight(name: str, config: ModelConfig) -> bool:
-    """Returns True for tensors that repeat known values (stored rotary frequencies, the head of a tied model), and for
-    scales of FP8 KV, which `read_kv_scales` reads if KV is FP8.
+    """Returns True for tensors that repeat known values (stored rotary frequencies, the head of a tied model), for
+    layers that predict further tokens, and for scales of FP8 KV, which `read_kv_scales` reads if KV is FP8.
     """
+    of_layer = _OF_LAYER.match(name)
+    if of_layer and 0 <= int(of_layer[1]) - config.num_layers < config.num_mtp_layers:
+        return True
     return (
         name.endswith(".rotary_emb.inv_freq")
         or (name == _HEAD and config.tie_word_embeddings)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from services.engine.models.config import DecoderConfig, layer_prefix
 from services.engine.models.linear import Linear
-from services.engine.models.parts import GroupedAttention, Mlp, load_attention, load_gated_mlp
+from services.engine.models.parts import AttentionPart, Mlp, load_attention, load_gated_mlp
 from services.engine.models.tensors import Tensors
 
 
@@ -16,7 +16,7 @@ from services.engine.models.tensors import Tensors
 class LayerParts:
     """The parts of a family's layers, each by the function that reads it, which takes the layer's index last."""
 
-    attention: Callable[[Tensors, DecoderConfig, int], GroupedAttention] = load_attention
+    attention: Callable[[Tensors, DecoderConfig, int], AttentionPart] = load_attention
     mlp: Callable[[Tensors, DecoderConfig, int], Mlp] = load_gated_mlp
 
 
@@ -25,7 +25,7 @@ class LayerWeights:
     """One decoder layer."""
 
     input_norm: Tensor  # [hidden]
-    attention: GroupedAttention
+    attention: AttentionPart
     mlp_norm: Tensor  # [hidden]
     mlp: Mlp
 

@@ -57,6 +57,7 @@ class FusedOperations:
             self._add_norm,
             rows,
             x.data_ptr(),
+            x.stride(0),
             y,
             y_stride,
             weight.data_ptr(),
@@ -206,6 +207,93 @@ class PagedTileKernels:
             self._scale,
             self._attention.config.ctypes.data,
             _on_border(self._scratch),
+            0,
+            0,
+        )
+
+
+class LatentKernels:
+    """`LatentPaged` by compiled kernels."""
+
+    def __init__(self, pool: Tensor, layout: KvLayout, num_heads: int, rope_dim: int, scale: float) -> None:
+        self._team = the_team()
+        self._pool = pool
+        self._layout = layout
+        self._num_heads = num_heads
+        self._rank, self._rope_dim = layout.head_dim - rope_dim, rope_dim
+        self._scale = float_argument(scale * LOG2_E)
+        self._store = _compiled("make_store_latent", layout.dtype)
+        self._attention = _compiled_tiles(layout.dtype, self._rank, num_heads, layout.block_size, rope_dim)
+        self._scratch = np.empty(self._team.max_threads * self._attention.scratch_bytes + 64, dtype=np.uint8)
+        self.max_tokens = self._attention.max_tokens
+
+    def store(
+        self, layer: int, offsets: Tensor, kv: Tensor, turn: tuple[Tensor, Tensor], norm: Tensor, eps: float
+    ) -> None:
+        """See `LatentPaged.store`."""
+        cos, signed_sin = turn
+        self._team.run(
+            self._store,
+            len(kv),
+            kv.data_ptr(),
+            kv.stride(0),
+            self._rank,
+            self._rope_dim,
+            cos.data_ptr(),
+            signed_sin.data_ptr(),
+            norm.data_ptr(),
+            float_argument(eps),
+            _at_layer(self._pool, self._layout, layer),
+            offsets.data_ptr(),
+        )
+
+    def attend(
+        self,
+        layer: int,
+        queries: tuple[Tensor, Tensor],
+        outputs: tuple[Tensor, Tensor],
+        passes: Sequence[Tiles],
+        tables: Tensor,
+    ) -> None:
+        """See `LatentPaged.attend`."""
+        for tiles in passes:
+            self._attend(layer, queries, outputs, tiles, tables)
+
+    def _attend(
+        self,
+        layer: int,
+        queries: tuple[Tensor, Tensor],
+        outputs: tuple[Tensor, Tensor],
+        tiles: Tiles,
+        tables: Tensor,
+    ) -> None:
+        (q, q_rope), (out, lse), pool = queries, outputs, self._pool
+        self._team.run(
+            self._attention.kernel,
+            len(tiles.rows),
+            1,
+            q.data_ptr(),
+            q.stride(0),
+            out.data_ptr(),
+            lse.data_ptr(),
+            tiles.tokens.data_ptr(),
+            tiles.limits.data_ptr(),
+            tiles.starts.data_ptr(),
+            tiles.rows.data_ptr(),
+            tiles.first_keys.data_ptr(),
+            tables.data_ptr(),
+            tables.stride(0),
+            _at_layer(pool, self._layout, layer),
+            pool.stride(0),
+            pool.stride(1),
+            int(tiles.begun),
+            tiles.window,
+            self._scale,
+            self._attention.config.ctypes.data,
+            _on_border(self._scratch),
+            q_rope.data_ptr(),
+            q_rope.stride(0),
+            at_a_time=1,
         )
 
 
@@ -221,7 +309,7 @@ def _on_border(scratch: np.ndarray) -> int:
 
 def _at_layer(pool: Tensor, layout: KvLayout, layer: int) -> int:
     """Returns the address of the layer's K in the first head of the first block."""
-    return pool.data_ptr() + 2 * layer * layout.block_size * layout.head_dim * pool.itemsize
+    return pool.data_ptr() + layout.num_planes * layer * layout.block_size * layout.head_dim * pool.itemsize
 
 
 @cache
@@ -236,5 +324,5 @@ def _compiled_decode(dtype: str, head_dim: int, group: int, block_size: int, *, 
 
 
 @cache
-def _compiled_tiles(dtype: str, head_dim: int, group: int, block_size: int) -> TileAttentionKernel:
-    return TileAttentionKernel(dtype, head_dim, group, block_size)
+def _compiled_tiles(dtype: str, head_dim: int, group: int, block_size: int, rope_dim: int = 0) -> TileAttentionKernel:
+    return TileAttentionKernel(dtype, head_dim, group, block_size, rope_dim)

@@ -23,12 +23,13 @@ _NEVER, _LEAST = float32(-math.inf), float32(-3.3e38)
 def make_add_norm(dtype: str) -> Any:
     """Makes a kernel: x += y, then the RMSNorm of x (Zhang and Sennrich 2019, arXiv 1910.07467). An item is a row.
 
-    Arguments of the kernel: x [rows, width]; y [rows, width], or 0 for none, and the elements from row to row in it;
-    weight [width]; out [rows, width], and the elements from row to row in it; width; eps.
+    Arguments of the kernel: x [rows, width], and the elements from row to row in it; y [rows, width], or 0 for none,
+    and the elements from row to row in it; weight [width]; out [rows, width], and the elements
+    from row to row in it; width; eps.
     """
     element = ELEMENTS[dtype]
     load, store, round_, pointer, size = element.load, element.store, element.round, element.pointer, element.size
-    arg = places("x y y_stride weight out out_stride width eps")
+    arg = places("x x_stride y y_stride weight out out_stride width eps")
 
     @njit(fastmath=True, error_model="numpy")
     def add(x: Any, y: Any, width: int) -> float:
@@ -56,7 +57,8 @@ def make_add_norm(dtype: str) -> Any:
     @njit
     def work(a: Any, row: int, _thread: int) -> None:
         width, eps = a[arg.width], float32(float64_of(a[arg.eps]))
-        x, out = pointer(a[arg.x] + row * width * size), pointer(a[arg.out] + row * a[arg.out_stride] * size)
+        x = pointer(a[arg.x] + row * a[arg.x_stride] * size)
+        out = pointer(a[arg.out] + row * a[arg.out_stride] * size)
         if a[arg.y] != 0:
             squares = add(x, pointer(a[arg.y] + row * a[arg.y_stride] * size), width)
         else:
@@ -172,6 +174,48 @@ def make_store_kv(dtype: str) -> Any:
             target = a[arg.pool] + (long_pointer(a[arg.offsets])[token] + head * a[arg.head_stride]) * size
             copy(pointer(a[arg.k] + source), pointer(target), head_dim)
             copy(pointer(a[arg.v] + source), pointer(target + a[arg.plane] * size), head_dim)
+
+    return work
+
+
+@per_item
+def make_store_latent(dtype: str) -> Any:
+    """Makes a kernel that writes each token's row of latent KV into the pool: the RMSNorm of its latent, then the
+    rotated part of K. An item is a token.
+
+    Arguments of the kernel: kv [rows, rope_dim + rank], and the elements from row to row in it; rank; rope_dim; cos and
+    signed sin [rows, rope_dim]; weight [rank]; eps; pool; int64 offset of each token's row in the pool.
+    """
+    element = ELEMENTS[dtype]
+    load, store, round_, pointer, size = element.load, element.store, element.round, element.pointer, element.size
+    arg = places("kv stride rank rope_dim cos sin weight eps pool offsets")
+
+    @njit(fastmath=True, error_model="numpy")
+    def norm(x: Any, weight: Any, out: Any, width: int, eps: float) -> None:
+        squares = float32(0)
+        for i in range(width):
+            value = load(x, i)
+            squares += value * value
+        factor = float32(1) / math.sqrt(squares / float32(width) + eps)
+        for i in range(width):
+            store(out, i, round_(load(x, i) * factor) * load(weight, i))
+
+    @njit
+    def rotate(x: Any, cos: Any, sin: Any, out: Any, half: int) -> None:
+        for i in range(half):
+            first, second = load(x, i), load(x, half + i)
+            store(out, i, round_(first * load(cos, i)) + second * load(sin, i))
+            store(out, half + i, round_(second * load(cos, half + i)) + first * load(sin, half + i))
+
+    @njit
+    def work(a: Any, token: int, _thread: int) -> None:
+        rank, rope_dim, eps = a[arg.rank], a[arg.rope_dim], float32(float64_of(a[arg.eps]))
+        kv = a[arg.kv] + token * a[arg.stride] * size
+        out = a[arg.pool] + long_pointer(a[arg.offsets])[token] * size
+        shift = token * rope_dim * size
+        norm(pointer(kv + rope_dim * size), pointer(a[arg.weight]), pointer(out), rank, eps)
+        cos, sin = pointer(a[arg.cos] + shift), pointer(a[arg.sin] + shift)
+        rotate(pointer(kv), cos, sin, pointer(out + rank * size), rope_dim // 2)
 
     return work
 

@@ -9,6 +9,9 @@ transposed, so that a query has one lane of each vector to itself, and its softm
 
 K and V of a segment of keys are copied once for all rows of the tile, into the order in which AMX or register tiles
 multiply them fastest.
+
+Of latents (multi-head latent attention, DeepSeek-V2, arXiv 2405.04434) the value is the first part of the key: a row of
+the pool is read once for both, and for all query heads.
 """
 
 import math
@@ -23,7 +26,7 @@ from services.engine.kernels.cpu.head_rows import clear, make_read, make_read_ro
 from services.engine.kernels.cpu.intrinsics import ISA, float64_of, float_pointer, int_pointer, njit
 from services.engine.kernels.cpu.per_item import NUM_ITEMS, per_item, places
 from services.engine.kernels.cpu.register_tiles import Arithmetic, arithmetic_of
-from services.engine.kernels.cpu.tile_products import QUERIES, TileProducts, register_products
+from services.engine.kernels.cpu.tile_products import QUERIES, TileProducts, latent_products, register_products
 from services.engine.kernels.cpu.tile_softmax import (
     LIMITS,
     LOWEST,
@@ -43,28 +46,32 @@ _LN_2 = math.log(2)
 class TileAttentionKernel:
     """The kernel for one dtype and shape of heads, its `config` argument, and the scratch memory that it needs."""
 
-    def __init__(self, dtype: str, head_dim: int, group: int, block_size: int) -> None:
-        """Compiles the kernel. group: query heads of a KV head, at most the rows of a tile."""
-        products = _make_products(dtype, head_dim, block_size)
+    def __init__(self, dtype: str, head_dim: int, group: int, block_size: int, rope_dim: int = 0) -> None:
+        """Compiles the kernel. group: query heads of a KV head, at most the rows of a tile, but of latents any number.
+
+        rope_dim: 0: K and V have planes of their own. Else they are latents of head_dim numbers, followed by rope_dim
+        numbers of K alone; the query has head_dim numbers for the former, and elsewhere rope_dim for the latter.
+        """
+        products = _make_products(dtype, head_dim, block_size, group, rope_dim)
         assert group <= products.max_rows
         assert _CHUNK % products.key_step == 0
         self.config = products.config
         self.max_tokens = products.max_rows // group  # of one tile
-        self.scratch_bytes = _Memory(dtype, products.max_rows, head_dim).bytes  # for one thread
-        self.kernel = _make_kernel(dtype, head_dim, group, block_size)
+        self.scratch_bytes = _memory_of(dtype, head_dim, rope_dim, products).bytes  # for one thread
+        self.kernel = _make_kernel(dtype, head_dim, group, block_size, rope_dim)
 
 
 class _Memory:
     """The layout of a thread's memory: offsets in bytes."""
 
-    def __init__(self, dtype: str, max_rows: int, head_dim: int) -> None:
-        depth = padded(head_dim)
+    def __init__(self, dtype: str, max_rows: int, segment: int, key_dim: int, value_dim: int) -> None:
+        depth = padded(key_dim)
         self.row = depth * (2 if arithmetic_of(dtype) is Arithmetic.PAIRS else 4)  # bytes of a key, value or query
         self.sums = 0
-        self.queries = self.sums + max_rows * depth * 4
+        self.queries = self.sums + max_rows * padded(value_dim) * 4
         self.keys = self.queries + max_rows * self.row
-        self.values = self.keys + (max_rows + QUERIES) * self.row
-        self.staged = self.values + (max_rows + QUERIES) * self.row  # 32 rows of words, or 16 of float32
+        self.values = self.keys + (segment + QUERIES) * self.row
+        self.staged = self.values + (segment + QUERIES) * self.row  # 32 rows of words, or 16 of float32
         self.scores = self.staged + QUERIES * depth * 4
         self.states = self.scores + _CHUNK * _ROW_BYTES
         self.spans = self.states + max_rows // LANES * STATE_BYTES  # for 16 queries: lowest and highest limit
@@ -74,12 +81,18 @@ class _Memory:
 
 _ARG = places(
     "kv_heads q q_stride out lse tokens limits starts rows first_keys tables table_width pool block_stride head_stride"
-    " begun window scale config scratch"
+    " begun window scale config scratch rope rope_stride"
 )
 
 
-def _make_products(dtype: str, head_dim: int, block_size: int) -> TileProducts:
+def _memory_of(dtype: str, head_dim: int, rope_dim: int, products: TileProducts) -> _Memory:
+    return _Memory(dtype, products.max_rows, products.segment, head_dim + rope_dim, head_dim)
+
+
+def _make_products(dtype: str, head_dim: int, block_size: int, group: int = 1, rope_dim: int = 0) -> TileProducts:
     as_pairs = arithmetic_of(dtype) is Arithmetic.PAIRS
+    if rope_dim:
+        return latent_products(head_dim, rope_dim, group, as_pairs=as_pairs)
     read_rows = make_read_rows(dtype, head_dim, block_size, as_pairs=as_pairs)
     if ISA.has_amx and as_pairs:
         return amx_products(head_dim, read_rows)
@@ -87,8 +100,8 @@ def _make_products(dtype: str, head_dim: int, block_size: int) -> TileProducts:
 
 
 @per_item
-def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
-    """Makes the kernel for N tiles.
+def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int, rope_dim: int) -> Any:
+    """Makes the kernel for N tiles; `TileAttentionKernel` explains its parameters.
 
     Arguments of the kernel, by their names in `_ARG`. M: tokens of all tiles, one tile after the other.
 
@@ -103,11 +116,13 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
         begun                       1: out and lse hold the attention over the keys before the first one; else 0
         window                      how many keys a token sees at most; 0: all
         scratch                     scratch_bytes for each thread, on a 64-byte border
+        rope, rope_stride           of latents: [T, heads, rope_dim], elements from token to token; else 0
     """
-    as_pairs, products = arithmetic_of(dtype) is Arithmetic.PAIRS, _make_products(dtype, head_dim, block_size)
-    read_rows = make_read_rows(dtype, head_dim, block_size, as_pairs=as_pairs)
-    arg, size, segment = _ARG, ELEMENTS[dtype].size, products.max_rows
-    memory = _Memory(dtype, segment, head_dim)
+    as_pairs, key_dim = arithmetic_of(dtype) is Arithmetic.PAIRS, head_dim + rope_dim
+    products = _make_products(dtype, head_dim, block_size, group, rope_dim)
+    read_rows = make_read_rows(dtype, key_dim, block_size, as_pairs=as_pairs)
+    arg, size, segment = _ARG, ELEMENTS[dtype].size, products.segment
+    memory = _memory_of(dtype, head_dim, rope_dim, products)
     plane, row_bytes, key_step = block_size * head_dim, memory.row, products.key_step
     sums_bytes, queries_bytes = padded(head_dim) * _ROW_BYTES, row_bytes // 4 * _ROW_BYTES  # for 32 queries
     thread_bytes = memory.bytes
@@ -116,7 +131,11 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
     spans_at, saved_at = memory.spans, memory.saved
     read_values, multiply_keys, multiply_values = products.read_values, products.multiply_keys, products.multiply_values
     begin_products, end_products = products.begin, products.end
-    begin_queries = _make_begin_queries(dtype, head_dim, group, as_pairs=as_pairs)
+    begin_queries = _make_begin_queries(dtype, head_dim, group, rope_dim, as_pairs=as_pairs)
+    # Of latents, values are read from where the keys were copied to: as rows of float32 they are there already.
+    is_latent, values_in_keys = rope_dim > 0, rope_dim > 0 and not as_pairs
+    if values_in_keys:
+        values_at = keys_at
     end_queries = _make_end_queries(dtype, head_dim, group)
     soften = make_soften(head_dim, as_pairs=as_pairs)
 
@@ -190,15 +209,18 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
         for first in range(begin, end, segment):
             count = min(segment, end - first)
             read_rows(keys, a[arg.block_stride], table, first, count, memory + keys_at)
-            read_values(
-                keys + plane * size,
-                a[arg.block_stride],
-                table,
-                first,
-                count,
-                memory + staged_at,
-                memory + values_at,
-            )
+            if is_latent:
+                read_values(memory + keys_at, count, memory + values_at)
+            else:
+                read_values(
+                    keys + plane * size,
+                    a[arg.block_stride],
+                    table,
+                    first,
+                    count,
+                    memory + staged_at,
+                    memory + values_at,
+                )
             attend_segment(num_pairs, first, count, a[arg.window], scale, memory)
         end_products(memory + saved_at, a[arg.config])
         for i in range((last_row - first_row + LANES - 1) // LANES):
@@ -215,13 +237,14 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
     return work
 
 
-def _make_begin_queries(dtype: str, head_dim: int, group: int, *, as_pairs: bool) -> Any:
+def _make_begin_queries(dtype: str, head_dim: int, group: int, rope_dim: int, *, as_pairs: bool) -> Any:
     arg, element, depth = _ARG, ELEMENTS[dtype], padded(head_dim)
     read_words, read_floats = (
         make_read(element, head_dim, as_pairs=as_pairs),
         make_read(element, head_dim, as_pairs=False),
     )
-    size, row_bytes = element.size, depth * (2 if as_pairs else 4)
+    read_rope, word_size = make_read(element, rope_dim, as_pairs=as_pairs), 2 if as_pairs else 4
+    size, row_bytes = element.size, padded(head_dim + rope_dim) * word_size
 
     @njit
     def begin_queries(
@@ -239,6 +262,9 @@ def _make_begin_queries(dtype: str, head_dim: int, group: int, *, as_pairs: bool
             if row + lane < last_row:
                 at = int64(tokens[own // group]) * a[arg.q_stride] + (head * group + own % group) * head_dim
                 read_words(a[arg.q] + at * size, staged + lane * row_bytes)
+                if rope_dim > 0:
+                    at = int64(tokens[own // group]) * a[arg.rope_stride] + own % group * rope_dim
+                    read_rope(a[arg.rope] + at * size, staged + lane * row_bytes + head_dim * word_size)
         for line in range(0, row_bytes, _LINE):
             transpose(staged + line, row_bytes, queries + line // 4 * _ROW_BYTES, _ROW_BYTES)
         for d in range(depth):

@@ -11,7 +11,6 @@ import torch
 
 from kvtransfer.block_memory import HostBlocks
 from services.engine.attention.base import PagedQueries
-from services.engine.attention.cpu_attention import CpuAttention
 from services.engine.kernels.cpu.huge_pages import allocate
 from services.engine.kernels.load import make_operations
 from services.engine.models.base import ModelInput, Weights
@@ -27,6 +26,7 @@ from services.engine.runner.base import (
     spare_blocks,
     wide_rows,
 )
+from services.engine.runner.cpu.attention import make_attention
 from services.engine.runner.cpu.cores import CoreShare
 from services.engine.runner.cpu.sampler import sample, score
 from services.engine.runner.cpu.shared_core_operations import SharedCoreOperations
@@ -62,11 +62,10 @@ class TorchRunner:
         self._memory = HostBlocks(blocks[:num_blocks])
         pool = torch.from_numpy(blocks).view(-1).view(weights.dtype).view(self.layout.shape(len(blocks)))
         self._cores = cores
-        self._attention = CpuAttention(
+        self._attention = make_attention(
             pool,
             self.layout,
-            config.num_heads,
-            config.scale,
+            config,
             fused=fused,
             before_layer=lambda: None if cores is None else cores.adjust(),
         )

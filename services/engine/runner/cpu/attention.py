@@ -1,0 +1,20 @@
+"""Chooses the attention of a model on a CPU."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from kvtransfer.layout import KvLayout
+from services.engine.attention.cpu_attention import CpuAttention
+from services.engine.attention.latent_cpu_attention import LatentCpuAttention
+from services.engine.models.config import DecoderConfig
+from services.engine.models.model_config import ModelConfig
+
+
+def make_attention(
+    pool: Tensor, layout: KvLayout, config: ModelConfig, *, fused: bool, before_layer: Callable[[], None]
+) -> CpuAttention | LatentCpuAttention:
+    """Makes the attention over a pool of the model's layout. before_layer: called once for each layer of a step."""
+    if isinstance(config, DecoderConfig) and config.latent is not None:
+        return LatentCpuAttention(pool, layout, config.num_heads, config.latent, fused=fused, before_layer=before_layer)
+    return CpuAttention(pool, layout, config.num_heads, config.scale, fused=fused, before_layer=before_layer)
