@@ -48,6 +48,22 @@ FAMILIES = {
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
 }
 OF_EXPERTS: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 1,
+    },
+    "deepseek_v3": {
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "n_shared_experts": 1,
+        "n_group": 4,
+        "topk_group": 2,
+        "first_k_dense_replace": 1,
+    },
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2_moe": {
         "num_experts": 6,
@@ -67,14 +83,13 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 
-LATENT: dict[str, Any] = {  # layers without experts
+LATENT: dict[str, Any] = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 24,
     "q_lora_rank": 40,
     "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 8,
     "v_head_dim": 16,
-    "first_k_dense_replace": 2,
 }
 
 YARN_ROPE = {
@@ -112,13 +127,16 @@ def write_checkpoint(
         shape |= {"intermediate_size": 96, "num_key_value_heads": 2}
     if family in ("llama", "ministral", "mistral", "mixtral", "qwen3"):
         shape["head_dim"] = 16
-    shape |= OF_EXPERTS.get(family, {})
     if family in ("deepseek_v2", "deepseek_v3"):
         shape |= LATENT
+    shape |= OF_EXPERTS.get(family, {})
     model = model_class(config_class(**shape | config))
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         _randomize(name, parameter.data, generator)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            _randomize(name, buffer, generator)
     model.to(dtype).save_pretrained(directory, max_shard_size=max_shard_size)
     return directory
 

@@ -240,6 +240,7 @@ class Worker:
             model=parts.model,
             kernels=parts.kernels,
             embedding_size=embedding_size,
+            kv_token_bytes=parts.runner.layout.token_bytes,
             knows=OF_EVERY_WORKER.union(name for name, has in depend_on_parts.items() if has),
         )
 

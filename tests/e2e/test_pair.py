@@ -96,6 +96,7 @@ def test_what_computes_the_workers_steps_is_visible(stack: Stack):
         pytest.param("qwen3", {"num_key_value_heads": 1, "head_dim": 32}, marks=pytest.mark.long),
         ("mistral", {"sliding_window": 24}),
         pytest.param("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}, marks=pytest.mark.long),
+        pytest.param("deepseek_v2", {"q_lora_rank": None}, marks=pytest.mark.long),
     ],
 )
 def test_other_families_equal_transformers_with_every_request_handed_off(
@@ -104,6 +105,20 @@ def test_other_families_equal_transformers_with_every_request_handed_off(
     model = write_model(tmp_path / "model", family, **shape)
     with running_stack(model, options=["--max-num-batched-tokens", "37"]) as stack:
         check_parity(stack.gateway, model)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("transport", ["nixl", "grpc"])
+def test_latents_move_as_one_plane_of_one_head(transport: str, tmp_path: Path):
+    """With a handoff moved in blocks of so many bytes, which are told for each token."""
+    model = write_model(tmp_path / "model", "deepseek_v3")
+    with running_stack(model, options=["--max-num-batched-tokens", "64", "--transport", transport]) as stack:
+        check_parity(stack.gateway, model)
+        token_bytes = 2 * (24 + 8) * 4  # layers, latent and rope, float32
+        assert [worker["kv_token_bytes"] for worker in stack.gateway.ledger()["workers"]] == [token_bytes] * 2
+        moved = stack.gateway.metric("baton_kv_bytes_moved_total")
+        assert moved > 0
+        assert moved % (16 * token_bytes) == 0
 
 
 @pytest.mark.long

@@ -29,8 +29,8 @@ LEAST_EXPANDED = 48
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
-    """A checkpoint in float32, and its reference."""
-    directory = write_checkpoint(tmp_path_factory.mktemp("plain"), "deepseek_v3")
+    """A checkpoint in float32, and its reference. No layer has experts, so all layers are kernels'."""
+    directory = write_checkpoint(tmp_path_factory.mktemp("plain"), "deepseek_v3", first_k_dense_replace=2)
     return directory, Reference(directory)
 
 

@@ -124,19 +124,23 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": 32,
         },
     ),
-    "deepseek-v2-q-lora": ("deepseek_v2", {}),
-    "deepseek-v2-one-product-yarn-biases": (
+    "deepseek-v2-no-experts": ("deepseek_v2", {"first_k_dense_replace": 2, "mlp_bias": True}),
+    "deepseek-v2-one-product-yarn-groups": (
         "deepseek_v2",
         {
             "q_lora_rank": None,
             "attention_bias": True,
-            "mlp_bias": True,
+            "topk_method": "group_limited_greedy",
+            "n_group": 3,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
             "rope_parameters": {**YARN_ROPE, "mscale": 0.7, "mscale_all_dim": 0.9},
         },
     ),
-    "deepseek-v3-halves-odd-heads": (
+    "deepseek-v3-halves-odd-heads-experts-everywhere": (
         "deepseek_v3",
         {
+            "first_k_dense_replace": 0,
             "rope_interleave": False,
             "num_attention_heads": 3,
             "num_key_value_heads": 3,
@@ -151,6 +155,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
             "attention_bias": True,
             "v_head_dim": 24,
+            "norm_topk_prob": False,
             "rope_parameters": {**YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 4.0},
         },
     ),

@@ -43,6 +43,7 @@ HELLO = WorkerHello(
     kernels="avx2",
     knows=frozenset({"cache_salt", "embeddings", "grammar", "other"}),
     embedding_size=64,
+    kv_token_bytes=1 << 40,
     worker_id=WorkerId(TOP64),
     role=WorkerRole.DECODE,
     fingerprint="abc",

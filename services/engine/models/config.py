@@ -11,11 +11,13 @@ from functools import partial
 from typing import Self
 
 from services.engine.attention.latent import Latent
-from services.engine.models.expert_tensors import MIXTRAL, QWEN, ExpertNames, expert_shapes, expert_shares
+from services.engine.models.expert_tensors import DEEPSEEK, MIXTRAL, QWEN, ExpertNames, expert_shapes, expert_shares
 from services.engine.models.experts_config import Experts, mixtral_experts, qwen2_experts, qwen3_experts
 from services.engine.models.latent_config import (
     deepseek_v2_latent,
+    deepseek_v2_layers,
     deepseek_v3_latent,
+    deepseek_v3_layers,
     latent_attention_shapes,
     latent_attention_shares,
 )
@@ -126,7 +128,7 @@ class Family:
     default_eps: float = 1e-6  # of norms
     default_theta: float = 10000.0  # of the rope
     windows: Callable[[ConfigSettings], Windows] = no_window  # reads config.json
-    experts: Callable[[ConfigSettings, int], Experts] | None = None  # reads config.json, for so many layers
+    experts: Callable[[ConfigSettings, int], Experts | None] | None = None  # reads config.json, for so many layers
     latent: Callable[[ConfigSettings], Latent] | None = None  # reads config.json; None: attention is grouped
     default_mtp_layers: int | None = None  # `num_nextn_predict_layers` by default; None: there are no such layers
     attention: PartTensors = GROUPED_ATTENTION
@@ -172,14 +174,18 @@ FAMILIES = {
         "deepseek_v2",
         optional_biases=("attention_bias", "mlp_bias"),
         latent=deepseek_v2_latent,
+        experts=deepseek_v2_layers,
         attention=LATENT_ATTENTION,
+        mlp=experts_or_gated_mlp(DEEPSEEK),
     ),
     "DeepseekV3ForCausalLM": Family(
         "deepseek_v3",
         optional_biases=("attention_bias",),
         latent=deepseek_v3_latent,
         default_mtp_layers=1,
+        experts=deepseek_v3_layers,
         attention=LATENT_ATTENTION,
+        mlp=experts_or_gated_mlp(DEEPSEEK),
     ),
 }
 

@@ -45,11 +45,11 @@ class Experts:
         assert self.scoring is Scoring.SIGMOID or not (self.corrected or self.sums_best_two), "logits order the others"
         of_group = self.num_experts // self.num_groups
         if self.num_experts % self.num_groups or (self.sums_best_two and of_group < 2):
-            raise ModelError(f"config.json: {self.num_experts} experts cannot be in {self.num_groups} groups")
+            raise ModelError(f"config.json: {self.num_experts} experts cannot be in {self.num_groups} groups (n_group)")
         if not self.top_k <= self.groups_kept * of_group <= self.num_experts:
             raise ModelError(
                 f"config.json: {self.top_k} experts of each token cannot be chosen from {self.groups_kept} groups of "
-                f"{of_group}, of {self.num_experts} experts"
+                f"{of_group}, of {self.num_experts} experts (num_experts_per_tok, n_group, topk_group)"
             )
 
     def shard(self, size: int) -> "Experts":

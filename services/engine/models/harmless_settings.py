@@ -18,7 +18,8 @@ _OF_ANY_VALUE = {
         "use_bfloat16",
     },
     "training alone: dropout, first weights, losses, memory": {
-        "activation_dropout", "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "classifier_dropout",
+        "activation_dropout", "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "aux_loss_alpha",
+        "classifier_dropout", "seq_aux",
         "dropout", "embd_pdrop", "ffn_dropout", "gradient_checkpointing", "hidden_dropout", "hidden_dropout_prob",
         "init_std", "initializer_factor", "initializer_range", "label_smoothing", "layerdrop", "loss_type",
         "neftune_noise_alpha", "output_router_logits", "resid_pdrop", "residual_dropout", "router_aux_loss_coef",
@@ -27,7 +28,7 @@ _OF_ANY_VALUE = {
     "the same numbers, computed in another order or kept in another way": {
         "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal",
         "_experts_implementation", "_experts_implementation_internal", "_flash_attn_2_enabled", "attn_implementation",
-        "cache_implementation", "chunk_size_feed_forward", "experts_implementation", "flash_attn",
+        "cache_implementation", "chunk_size_feed_forward", "ep_size", "experts_implementation", "flash_attn",
         "fuse_attention_ffn", "fuse_attention_qkv", "fused_rms_norm", "pretraining_tp", "tensor_parallel_degree",
         "use_cache", "use_flash_attention", "use_flash_attention_2", "use_flash_attn", "use_fused_rms_norm",
         "use_fused_rope", "use_sdpa",

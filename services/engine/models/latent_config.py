@@ -9,8 +9,10 @@ q_rope and k_rope are rotated; k_rope is one for all heads.
 """
 
 import math
+from collections.abc import Callable
 
 from services.engine.attention.latent import Latent
+from services.engine.models.experts_config import Experts, deepseek_v2_experts, deepseek_v3_experts
 from services.engine.models.settings import ConfigSettings
 from services.engine.models.shapes import Shapes, Shares, linear_shapes, shares_of_inputs, shares_of_outputs, widened
 
@@ -32,7 +34,6 @@ def deepseek_v3_latent(raw: ConfigSettings) -> Latent:
 
 
 def _read(raw: ConfigSettings, *, is_interleaved: bool) -> Latent:
-    _require_dense_layers(raw)
     latent = Latent(
         kv_rank=raw.integer("kv_lora_rank", 512),
         q_rank=raw.nullable_integer("q_lora_rank", 1536),
@@ -45,21 +46,35 @@ def _read(raw: ConfigSettings, *, is_interleaved: bool) -> Latent:
     if latent.rope_dim % 2:
         raise raw.refusal("qk_rope_head_dim", "is odd, the rotary embedding needs an even one")
     num_heads = raw.integer("num_attention_heads")
-    for key, only in (
-        ("num_key_value_heads", num_heads),
-        ("head_dim", latent.rope_dim),
-        ("qk_head_dim", latent.query_dim),
+    for key, only, source in (
+        ("num_key_value_heads", num_heads, "num_attention_heads"),
+        ("head_dim", latent.rope_dim, "qk_rope_head_dim"),
+        ("qk_head_dim", latent.query_dim, "qk_nope_head_dim and qk_rope_head_dim"),
     ):
         if raw.integer(key, only) != only:
-            raise raw.refusal(key, f"is not supported beside latent attention (only {only})")
+            raise raw.refusal(key, f"is not supported beside {source} of latent attention (only {only})")
     return latent
 
 
-def _require_dense_layers(raw: ConfigSettings) -> None:
-    """Raises ModelError unless no layer has experts; then settings of experts mean nothing."""
-    if raw.integer("first_k_dense_replace", 0, least=0) < raw.integer("num_hidden_layers"):
-        raise raw.refusal("first_k_dense_replace", "is not supported (layers with experts)")
+def deepseek_v2_layers(raw: ConfigSettings, num_layers: int) -> Experts | None:
+    """Returns the experts of DeepSeek-V2 behind its dense layers, None if all are dense. Raises ModelError."""
+    return _experts(raw, num_layers, 0, deepseek_v2_experts)
+
+
+def deepseek_v3_layers(raw: ConfigSettings, num_layers: int) -> Experts | None:
+    """Returns the experts of DeepSeek-V3 behind its dense layers, None if all are dense. Raises ModelError."""
+    return _experts(raw, num_layers, 3, deepseek_v3_experts)
+
+
+def _experts(
+    raw: ConfigSettings, num_layers: int, num_dense: int, read: Callable[[ConfigSettings, int], Experts]
+) -> Experts | None:
+    """num_dense: layers before those with experts, by default."""
+    if raw.integer("first_k_dense_replace", num_dense, least=0) < num_layers:
+        raw.require("mlp_bias", False)  # experts have none
+        return read(raw, num_layers)
     raw.disregard(*_OF_EXPERTS)
+    return None
 
 
 def _score_factor(raw: ConfigSettings) -> float:

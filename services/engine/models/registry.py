@@ -18,7 +18,7 @@ from services.engine.models.checkpoint import Checkpoint
 from services.engine.models.config import FAMILIES
 from services.engine.models.decoder import Decoder
 from services.engine.models.dummy import DummyTensors
-from services.engine.models.expert_tensors import MIXTRAL, QWEN
+from services.engine.models.expert_tensors import DEEPSEEK, MIXTRAL, QWEN
 from services.engine.models.experts import load_experts
 from services.engine.models.gguf_stored import gguf_weights
 from services.engine.models.gguf_tensors import GgufTensors
@@ -53,14 +53,14 @@ def decoder(parts: LayerParts) -> Architecture:
     return Architecture(partial(load_decoder, parts=parts), Decoder)
 
 
+_DEEPSEEK = LayerParts(attention=load_latent_attention, mlp=partial(load_experts, DEEPSEEK))
+
 ARCHITECTURES = {
     **dict.fromkeys(FAMILIES, decoder(LayerParts())),
     "MixtralForCausalLM": decoder(LayerParts(mlp=partial(load_experts, MIXTRAL))),
     "Qwen2MoeForCausalLM": decoder(LayerParts(mlp=partial(load_experts, QWEN))),
     "Qwen3MoeForCausalLM": decoder(LayerParts(mlp=partial(load_experts, QWEN))),
-    **dict.fromkeys(
-        ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), latent_decoder(LayerParts(attention=load_latent_attention))
-    ),
+    **dict.fromkeys(("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), latent_decoder(_DEEPSEEK)),
     "OPTForCausalLM": Architecture(load_opt, Opt),
 }
 

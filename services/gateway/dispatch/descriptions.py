@@ -39,6 +39,7 @@ def describe_worker(worker: LiveWorker) -> dict[str, object]:
         "quarantined_blocks": worker.load.quarantined_blocks,
         "num_blocks": worker.hello.num_blocks,
         "block_size": worker.hello.block_size,
+        "kv_token_bytes": worker.hello.kv_token_bytes,
         "max_model_len": worker.hello.max_model_len,
         "vocab_size": worker.hello.vocab_size,
         "transports": worker.hello.transports,

@@ -30,6 +30,7 @@ _OF_WORKER = SharedFields(
     "kernels",
     "time_us",
     "embedding_size",
+    "kv_token_bytes",
 )
 
 

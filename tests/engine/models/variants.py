@@ -35,7 +35,8 @@ _SHAPES = {  # settings that the tensors are shaped by
     "num_hidden_layers", "num_key_value_heads", "vocab_size", "word_embed_proj_dim", "attention_bias", "mlp_bias",
     "qkv_bias", "num_experts", "num_local_experts", "moe_intermediate_size", "shared_expert_intermediate_size",
     "decoder_sparse_step", "mlp_only_layers", "enable_bias", "_remove_final_layer_norm", "do_layer_norm_before",
-    "layer_norm_elementwise_affine",
+    "layer_norm_elementwise_affine", "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
+    "v_head_dim", "first_k_dense_replace", "n_routed_experts", "n_shared_experts",
 }  # fmt: skip
 _SET = {  # values of settings whose default says nothing of their type
     "architectures": ["GPT2LMHeadModel"],
@@ -44,10 +45,12 @@ _SET = {  # values of settings whose default says nothing of their type
     "id2label": {"0": "no"},
     "label2id": {"no": 0},
     "layer_types": ["sliding_attention"] * 2,
+    "n_group": 3,
     "pad_token_id": 5,
     "problem_type": "regression",
     "rope_parameters": {"rope_theta": 500.0, "rope_type": "default"},
     "sliding_window": 7,
+    "topk_group": 3,
     "transformers_version": "4.30.0",
 }
 LEFT_OUT = object()  # in place of a value: the setting is not in config.json
@@ -56,6 +59,15 @@ _DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _YARN = {**YARN_ROPE, "original_max_position_embeddings": 16}
 # Settings that the classes do not name but heed, that older versions or other programs know, or that contradict others.
 INTERESTING: tuple[tuple[str, Any], ...] = (
+    ("q_lora_rank", None),
+    ("rope_interleave", False),
+    ("scoring_func", "softmax"),
+    ("scoring_func", "sigmoid"),
+    ("topk_method", "noaux_tc"),
+    ("moe_layer_freq", 2),
+    ("first_k_dense_replace", 2),
+    ("num_nextn_predict_layers", 0),
+    ("qk_head_dim", 32),
     ("is_causal", False),
     ("is_causal", None),
     ("is_causal", True),
@@ -166,7 +178,7 @@ def _other(key: str, value: Any) -> Any:
     if isinstance(value, bool):
         return not value
     if isinstance(value, int | float):
-        return 2 * value or 1
+        return 2 * value or type(value)(1)
     return [3] if value is None else f"{value}_new"
 
 
