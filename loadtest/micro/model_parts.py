@@ -18,6 +18,7 @@ from torch import Tensor
 from loadtest.tables import Record
 from services.engine.attention.base import PagedQueries
 from services.engine.attention.cpu_attention import CpuAttention, CpuPlan
+from services.engine.kernels.base import Scoring
 from services.engine.kernels.cpu.huge_pages import allocate
 from services.engine.kernels.cpu.isa import known_isa
 from services.engine.kernels.cpu.openmp import loaded_openmp
@@ -124,7 +125,7 @@ class _Step:
         pool = torch.from_numpy(allocate(num_blocks * layout.block_bytes)).view(weights.dtype)
         pool.fill_(0.5)  # memory that was never written is one page of zeros, which is always in a cache
         self._attention = CpuAttention(
-            pool.view(layout.shape(num_blocks)), layout, config.num_heads, config.scale, fused=True
+            pool.view(layout.shape(num_blocks)), layout, config.num_heads, Scoring(config.scale), fused=True
         )
         self._operations = make_operations(layout.dtype, fused=True)
         self._model = Decoder(config, weights, self._attention, self._operations)

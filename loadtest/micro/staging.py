@@ -11,6 +11,7 @@ from kvtransfer.layout import KvLayout
 from loadtest.tables import Record, spread
 from services.engine.attention.base import PagedQueries
 from services.engine.attention.triton_attention import TritonAttention, WorkCut
+from services.engine.kernels.base import Scoring
 from services.engine.runner.gpu.device import HostDevice
 from services.engine.runner.gpu.step_buffer import StepBuffer
 
@@ -38,7 +39,7 @@ def _measure(batch: int, shared: int, steps: int) -> list[float]:
     buffer = StepBuffer(HostDevice())
     buffer.reserve(16 << 20)
     pool = torch.empty(_LAYOUT.shape(1), dtype=torch.bfloat16)
-    attention = TritonAttention(pool, _LAYOUT, _HEADS, 0.1, staging=buffer, cut=WorkCut(_MULTIPROCESSORS))
+    attention = TritonAttention(pool, _LAYOUT, _HEADS, Scoring(0.1), staging=buffer, cut=WorkCut(_MULTIPROCESSORS))
     random = np.random.default_rng(0)
     lens = random.integers(_CONTEXT * 7 // 8, _CONTEXT, batch, dtype=np.int32)
     tables = np.arange(batch * (_CONTEXT // 16), dtype=np.int32).reshape(batch, -1)

@@ -15,6 +15,7 @@ from services.engine.attention.base import PagedQueries
 from services.engine.attention.by_layer import Windows
 from services.engine.attention.cpu_attention import CpuAttention
 from services.engine.attention.torch_attention import TILE, TorchAttention
+from services.engine.kernels.base import Scoring
 
 NUM_LAYERS = 3
 BACKENDS: dict[str, Callable[..., Any]] = {
@@ -42,6 +43,8 @@ class Case:
     num_kv_heads: int = 2
     block_size: int = 16
     dtype: torch.dtype = torch.float32
+    softcap: float | None = None
+    has_sinks: bool = False
 
     def __post_init__(self) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -58,7 +61,9 @@ class Case:
         self.kv = torch.randn(shape, generator=generator).to(self.dtype)
         queries = (NUM_LAYERS, sum(self.counts), self.num_heads, self.head_dim)
         self.q = torch.randn(queries, generator=generator).to(self.dtype)
-        self.attention = self.backend(self.pool, self.layout, self.num_heads, self.head_dim**-0.5)
+        sinks = torch.randn(NUM_LAYERS, self.num_heads, generator=generator) if self.has_sinks else None
+        self.scoring = Scoring(self.head_dim**-0.5, self.softcap, sinks)
+        self.attention = self.backend(self.pool, self.layout, self.num_heads, self.scoring)
 
     def share(self, num_rows: int, num_tokens: int) -> None:
         """The first rows have the same first tokens, and blocks for them."""
@@ -105,7 +110,13 @@ class Case:
             scores = torch.einsum("qhd,khd->hqk", q, k) * self.head_dim**-0.5
             behind = torch.arange(length - count, length)[:, None] - torch.arange(length)
             hidden = (behind < 0) | (behind >= (window or length))
+            if self.softcap is not None:
+                scores = self.softcap * (scores / self.softcap).tanh()
             scores = scores.masked_fill(hidden, -math.inf)
+            if self.scoring.sinks is not None:  # a key without a value
+                sink = self.scoring.sinks[layer].double()[:, None, None].expand(-1, count, 1)
+                scores = torch.cat((scores, sink), dim=-1)
+                v = torch.cat((v, torch.zeros_like(v[:1])))
             outs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), v))
             lses.append(scores.logsumexp(-1).T)
         return torch.cat(outs), torch.cat(lses)
@@ -166,7 +177,7 @@ def test_groups_of_more_than_four_queries_in_bfloat16() -> None:
 def test_single_tokens_of_many_or_wide_heads(
     num_heads: int, num_kv_heads: int, head_dim: int, window: int | None
 ) -> None:
-    shape = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+    shape: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
     case = Case([1, 50, 20, 190], [1] * 4, **shape, dtype=torch.bfloat16)
     case.kv[:, 0, -190:] *= torch.linspace(0, 8, 190).view(-1, 1, 1)  # scores that grow
     check(case, window)
@@ -312,6 +323,18 @@ def test_layers_with_windows_of_their_own(dtype: torch.dtype) -> None:
         )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("softcap", "has_sinks"), [(0.5, False), (50.0, True), (None, True)])
+def test_soft_caps_and_sinks(softcap: float | None, has_sinks: bool, dtype: torch.dtype) -> None:
+    """In rows that share a prefix, which count their sink once; with a window too."""
+    lengths = [1160, 1130, 1140, 40, 300]
+    shape: dict[str, Any] = {"dtype": dtype, "softcap": softcap, "has_sinks": has_sinks}
+    case = Case(lengths, [1, 1, 1, 40, 30], **shape)
+    case.share(3, 1120)
+    check(case)
+    check(Case(lengths, [1, 20, 1, 40, 30], **shape), 50)
+
+
 def test_many_rows_are_attended_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bucket that would need too much memory at once is cut; the results do not tell."""
     monkeypatch.setattr("services.engine.attention.torch_attention.PART_ELEMENTS", 1 << 16)
@@ -335,7 +358,7 @@ def test_index_work_beyond_two_to_the_31_elements() -> None:
     num_blocks = 2**31 // (64 * 8 * 128 * 64 * 2) + 2
     raw = np.zeros(num_blocks * layout.block_bytes, np.uint8)  # not touched: costs no memory
     pool = torch.from_numpy(raw).view(torch.bfloat16).view(layout.shape(num_blocks))
-    attention = Case.backend(pool, layout, 8, 128**-0.5)
+    attention = Case.backend(pool, layout, 8, Scoring(128**-0.5))
     table = np.array([[num_blocks - 1]], np.int32)
     plan = attention.prepare(PagedQueries(np.array([0, 1], np.int32), np.array([1], np.int32), table))
     k, v = torch.full((1, 8, 128), 2.0).bfloat16(), torch.full((1, 8, 128), 3.0).bfloat16()

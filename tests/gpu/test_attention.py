@@ -12,6 +12,7 @@ import torch
 from kvtransfer.layout import KvLayout
 from services.engine.attention.base import PagedQueries
 from services.engine.attention.triton_attention import Fp8Kv, TritonAttention, TritonPlan, WorkCut
+from services.engine.kernels.base import Scoring
 from tests.gpu.checks import attention as checks
 from tests.gpu.checks.attention import run_case
 from tests.gpu.checks.attention_step import Case, Step
@@ -131,6 +132,26 @@ def test_layers_with_windows_of_their_own(device: torch.device, padded_rows: int
         assert check.ok, check
 
 
+@pytest.mark.parametrize("padded_rows", first_of(1, [None, 8]))
+def test_soft_caps_and_sinks(device: torch.device, padded_rows: int | None) -> None:
+    """In rows with one item and with several, after a shared prefix, and in longer rows."""
+    counts = (1,) * 7 if padded_rows else (1,) * 6 + (25,)
+    case = Case(
+        seq_lens=(1000, 999, 1005, 1010, 1001, 998, 30),
+        counts=counts,
+        shared=((0, 6, 992),),
+        softcap=0.7,
+        sinks=True,
+        num_layers=2,
+        num_kv_heads=2,
+        group=2,
+        head_dim=16,
+        padded_rows=padded_rows,
+    )
+    for check in run_case(case, device):
+        assert check.ok, check
+
+
 def has_shared_items(step: Step) -> bool:
     plan = step.plan(step.attention())
     return any(launch.kind == "shared" and int(launch.items[0, 0]) > 0 for launch in plan.work.at(0).launches)
@@ -207,7 +228,7 @@ def test_steps_of_a_bucket_launch_the_same(device: torch.device) -> None:
     staging = OneBuffer(device)
     layout = KvLayout(num_layers=1, num_kv_heads=2, head_dim=16, block_size=16, dtype="float32")
     attention = TritonAttention(
-        torch.zeros(layout.shape(700), device=device), layout, 4, 0.25, staging=staging, cut=WorkCut(12)
+        torch.zeros(layout.shape(700), device=device), layout, 4, Scoring(0.25), staging=staging, cut=WorkCut(12)
     )
     kept = []
     tables = np.arange(600, dtype=np.int32).reshape(6, 100)
@@ -243,14 +264,14 @@ def test_what_it_does_not_support_is_refused(device: torch.device) -> None:
     layout = KvLayout(num_layers=1, num_kv_heads=1, head_dim=16, block_size=16, dtype="bfloat16")
     pool = torch.zeros(layout.shape(2), dtype=torch.bfloat16, device=device)
     with pytest.raises(ValueError, match="17 query heads"):
-        TritonAttention(pool, layout, 17, 1.0, staging=DirectStaging(device), cut=WorkCut(1))
+        TritonAttention(pool, layout, 17, Scoring(1.0), staging=DirectStaging(device), cut=WorkCut(1))
     scales = torch.ones(1, 2, 1, device=device)
     with pytest.raises(ValueError, match="scales"):
         TritonAttention(
             pool,
             layout,
             1,
-            1.0,
+            Scoring(1.0),
             staging=DirectStaging(device),
             cut=WorkCut(1),
             fp8=Fp8Kv(scales, torch.bfloat16),
@@ -270,7 +291,7 @@ def big_pool(device: torch.device) -> tuple[torch.Tensor, KvLayout]:
 def test_offsets_beyond_two_to_the_31_elements(device: torch.device) -> None:
     """The pool's last block, in the last layer, is written and read."""
     pool, layout = big_pool(device)
-    attention = TritonAttention(pool, layout, 8, 128**-0.5, staging=DirectStaging(device), cut=WorkCut(8))
+    attention = TritonAttention(pool, layout, 8, Scoring(128**-0.5), staging=DirectStaging(device), cut=WorkCut(8))
     table = np.array([[len(pool) - 1]], np.int32)
     plan = attention.prepare(PagedQueries(np.array([0, 1], np.int32), np.array([1], np.int32), table))
     k = torch.full((1, 8, 128), 2.0, dtype=torch.bfloat16, device=device)
@@ -306,7 +327,7 @@ def test_a_graph_serves_other_steps(device: torch.device) -> None:
     steps = [Step(case, device) for case in cases]
     pool = torch.full(max((step.pool for step in steps), key=len).shape, math.nan, device=device)
     staging = OneBuffer(device)
-    attention = TritonAttention(pool, steps[0].layout, 4, 0.125, staging=staging, cut=WorkCut(12))
+    attention = TritonAttention(pool, steps[0].layout, 4, Scoring(0.125), staging=staging, cut=WorkCut(12))
     q = torch.zeros(6, 4, 64, device=device)
     k, v = torch.zeros(2, 6, 1, 64, device=device)
 

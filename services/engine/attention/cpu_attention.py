@@ -2,7 +2,7 @@
 
     rows with one query token       a kernel that reads their keys in the pool
     rows with several               `TileAttention`, also a kernel
-    without kernels                 `FlashAttention`; `TorchAttention` for single tokens and with a window
+    without kernels                 `FlashAttention`; `TorchAttention` for single tokens, with a window or a soft cap
 
 Rows that begin with the same blocks attend to these together (cascade attention, as in FlashInfer, Ye et al. 2025,
 arXiv 2501.01005) if that saves enough, and then each to the rest of its own.
@@ -24,8 +24,8 @@ from services.engine.attention.flash_attention import FlashAttention
 from services.engine.attention.paged_pool import begin_tokens
 from services.engine.attention.shared_prefix import SharedPrefix, shared_prefixes, tokens_of
 from services.engine.attention.tile_attention import TileAttention
-from services.engine.attention.torch_attention import TorchAttention, TorchPlan
-from services.engine.kernels.base import Singles
+from services.engine.attention.torch_attention import TorchAttention, TorchPlan, with_sinks
+from services.engine.kernels.base import Scoring, Singles
 from services.engine.kernels.load import make_paged, make_tiles
 
 # Tokens of a step for each token to which its plan is narrowed. On an EPYC of Zen 4, a layer's attention for 4 prompts
@@ -103,7 +103,7 @@ class CpuAttention:
         pool: Tensor,
         layout: KvLayout,
         num_heads: int,
-        scale: float,
+        scoring: Scoring,
         *,
         fused: bool,
         before_layer: Callable[[], None] = lambda: None,
@@ -113,11 +113,12 @@ class CpuAttention:
         self._layout = layout
         self._before_layer = before_layer
         self._num_heads = num_heads
-        self._masked = TorchAttention(pool, layout, num_heads, scale)
+        self._scoring = scoring
+        self._masked = TorchAttention(pool, layout, num_heads, replace(scoring, sinks=None))
         group = num_heads // layout.num_kv_heads
-        self._kernels = make_paged(pool, layout, group, scale, fused=fused)
-        tiles = make_tiles(pool, layout, group, scale, fused=fused)
-        self._several: Several = FlashAttention(pool, layout, num_heads, scale)
+        self._kernels = make_paged(pool, layout, group, scoring, fused=fused)
+        tiles = make_tiles(pool, layout, group, scoring, fused=fused)
+        self._several: Several = FlashAttention(pool, layout, num_heads, scoring.scale)
         if tiles is not None:
             self._several = TileAttention(tiles, layout.block_size)
 
@@ -152,7 +153,8 @@ class CpuAttention:
     def _work(self, queries: PagedQueries, is_single: np.ndarray, singles: Singles | None, window: int | None) -> _Work:
         """Plans the layers with one window. singles: rows with one token; None: there are none, or no kernels."""
         by_kernel = is_single & (self._kernels is not None)
-        by_mask = ~by_kernel & (is_single | (window is not None)) & (self._kernels is None)
+        is_masked = window is not None or self._scoring.softcap is not None
+        by_mask = ~by_kernel & (is_single | is_masked) & (self._kernels is None)
         several = np.flatnonzero(~by_kernel & ~by_mask)
         shared: list[SharedPrefix] = []
         if singles is not None:
@@ -209,6 +211,8 @@ class CpuAttention:
         if work.masked is not None:
             tokens = work.masked.tokens
             out[tokens], lse[tokens] = self._masked.attend(work.masked.plan, layer, q[tokens], k, v)
+        if self._kernels is None and self._scoring.sinks is not None:
+            return with_sinks(out, lse, self._scoring.sinks[layer])
         return out, lse
 
     def _outputs(self, num_tokens: int) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from services.engine.attention.latent_base import HeadsExpansion, LatentProducts
 from services.engine.attention.shared_prefix import tokens_of
 from services.engine.attention.tile_attention import TileAttention
 from services.engine.attention.torch_attention import TorchAttention
+from services.engine.kernels.base import Scoring
 from services.engine.kernels.load import make_tiles
 
 
@@ -35,7 +36,7 @@ class _ByTorch:
     """`_OverHeads` by torch."""
 
     def __init__(self, pool: Tensor, layout: KvLayout, scale: float) -> None:
-        self._attention = TorchAttention(pool, layout, layout.num_kv_heads, scale)
+        self._attention = TorchAttention(pool, layout, layout.num_kv_heads, Scoring(scale))
 
     def prepare(self, queries: PagedQueries) -> Any:
         """See `_OverHeads.prepare`."""
@@ -144,7 +145,7 @@ class ExpandedPrompts:
     def _make_over(self, num_heads: int) -> _OverHeads:
         layout = self._layout_of(num_heads)
         pool = self._view(num_heads, len(self._memory) // (layout.token_elements * self._block_size))
-        kernel = make_tiles(pool, layout, 1, self._latent.scale, fused=self._fused)
+        kernel = make_tiles(pool, layout, 1, Scoring(self._latent.scale), fused=self._fused)
         if kernel is None:
             return _ByTorch(pool, layout, self._latent.scale)
         return _ByTiles(TileAttention(kernel, self._block_size))

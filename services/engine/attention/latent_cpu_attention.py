@@ -22,7 +22,7 @@ from services.engine.attention.paged_pool import begin_tokens
 from services.engine.attention.shared_prefix import tokens_of
 from services.engine.attention.tile_attention import TileAttention, TilePlan
 from services.engine.attention.torch_attention import TorchAttention
-from services.engine.kernels.base import PagedTiles
+from services.engine.kernels.base import PagedTiles, Scoring
 from services.engine.kernels.load import make_latent
 from services.engine.kernels.torch_operations import TorchOperations
 
@@ -59,7 +59,7 @@ class LatentCpuAttention:
         self._latent = latent
         self._before_layer = before_layer
         self._kernels = make_latent(pool, layout, num_heads, latent.rope_dim, latent.scale, fused=fused)
-        self._absorbed = TorchAttention(pool, layout, num_heads, latent.scale)
+        self._absorbed = TorchAttention(pool, layout, num_heads, Scoring(latent.scale))
         self._expanded = ExpandedPrompts(pool, layout, latent, fused=fused)
         self._least_expanded = least_expanded(latent)
         self._operations = TorchOperations()

@@ -21,6 +21,7 @@ from kvtransfer.layout import KvLayout
 from services.engine.attention.base import PagedQueries
 from services.engine.attention.by_layer import ByLayer, Windows, by_layer
 from services.engine.attention.paged_pool import Gatherer, begin_tokens
+from services.engine.kernels.base import Scoring
 
 TILE = 256  # query tokens of one row that are attended together, at most
 PART_ELEMENTS = 1 << 24  # elements of gathered K and V, and of a mask, in one call: bounds a step's memory
@@ -74,11 +75,11 @@ class TorchAttention:
     Where there is one plane, its rows are both K and V.
     """
 
-    def __init__(self, pool: Tensor, layout: KvLayout, num_heads: int, scale: float) -> None:
+    def __init__(self, pool: Tensor, layout: KvLayout, num_heads: int, scoring: Scoring) -> None:
         self._pool = pool
         self._layout = layout
         self._group = num_heads // layout.num_kv_heads
-        self._scale = scale
+        self._scoring = scoring
         self._gatherer = Gatherer(pool, layout)
         self._head_rows_view = pool.view(-1, layout.head_dim)
         self._heads = np.arange(layout.num_kv_heads, dtype=np.int64)
@@ -113,10 +114,11 @@ class TorchAttention:
         """See `Attention.attend`. Reads K and V from the pool."""
         work = plan.work.at(layer)
         results = [self._attend_part(part, layer, q) for part in work.parts]
-        if work.order is None:
-            return results[0]
-        outs, lses = zip(*results, strict=True)
-        return torch.cat(outs).index_select(0, work.order), torch.cat(lses).index_select(0, work.order)
+        out, lse = results[0]
+        if work.order is not None:
+            outs, lses = zip(*results, strict=True)
+            out, lse = torch.cat(outs).index_select(0, work.order), torch.cat(lses).index_select(0, work.order)
+        return (out, lse) if self._scoring.sinks is None else with_sinks(out, lse, self._scoring.sinks[layer])
 
     def _attend_part(self, part: _Part, layer: int, q: Tensor) -> tuple[Tensor, Tensor]:
         """Returns outputs and log-sum-exps of the part's padded queries: [tiles * queries, heads, head_dim], [..,
@@ -126,9 +128,8 @@ class TorchAttention:
         keys, values = self._gatherer.gather(part.kv_rows, layer, n)
         picked = q[:n] if part.queries is None else q.index_select(0, part.queries)
         folded = picked.view(n, part.num_queries, kv_heads, group, head_dim).transpose(1, 2)
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            folded.reshape(n, kv_heads, -1, head_dim), keys, values, attn_mask=part.mask, scale=self._scale
-        )
+        attend = _attend if self._scoring.softcap is None else _attend_capped
+        out, lse = attend(folded.reshape(n, kv_heads, -1, head_dim), keys, values, part.mask, self._scoring)
         out = out.view(n, kv_heads, part.num_queries, group, head_dim).transpose(1, 2)
         lse = lse.view(n, kv_heads, part.num_queries, group).transpose(1, 2)
         return out.reshape(-1, kv_heads * group, head_dim), lse.reshape(-1, kv_heads * group)
@@ -196,6 +197,33 @@ class TorchAttention:
         if positions.shape[1] > 1:
             mask = mask.repeat_interleave(self._group, dim=1)
         return mask[:, None]
+
+
+def with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    """Adds one more score of each query, of a key without a value, to an attention's output, [T, heads, head_dim], and
+    log-sum-exp, float32[T, heads]. sinks: float32[heads].
+    """
+    return (out * torch.sigmoid(lse - sinks)[:, :, None]).to(out.dtype), torch.logaddexp(lse, sinks)
+
+
+def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor]:
+    """Attends with [n, kv_heads, queries, head_dim]. Returns the output, and float32[n, kv_heads, queries]."""
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, keys, values, attn_mask=mask, scale=scoring.scale
+    )
+    return out, lse
+
+
+def _attend_capped(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor]:
+    """Does the work of `_attend` with a soft cap, in float32, one head after the other."""
+    assert scoring.softcap is not None
+    out, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+    for head in range(q.shape[1]):
+        scores = q[:, head].float() @ keys[:, head].float().transpose(1, 2)
+        scores.mul_(scoring.scale / scoring.softcap).tanh_().mul_(scoring.softcap).add_(mask[:, 0])
+        lse[:, head] = scores.logsumexp(-1)
+        out[:, head] = scores.sub_(lse[:, head, :, None]).exp_() @ values[:, head].float()
+    return out, lse
 
 
 def _cut(queries: PagedQueries, block_size: int, window: int | None) -> _Tiles:

@@ -23,6 +23,7 @@ from services.engine.attention.base import PagedQueries
 from services.engine.attention.by_layer import ByLayer, Windows, by_layer, distinct_windows
 from services.engine.attention.staging import Staging
 from services.engine.attention.work_items import Tiling, WorkItems, WorkPlanner
+from services.engine.kernels.base import Scoring
 from services.engine.kernels.gpu.paged_attention import ItemEntries, Kind, Outputs, PagedAttentionKernels
 from services.engine.kernels.gpu.rotary import PagedKv, rotate_and_store, store_kv
 
@@ -85,7 +86,7 @@ class TritonAttention:
         pool: Tensor,
         layout: KvLayout,
         num_heads: int,
-        scale: float,
+        scoring: Scoring,
         *,
         staging: Staging,
         cut: WorkCut,
@@ -98,7 +99,7 @@ class TritonAttention:
         self._num_heads = num_heads
         self._staging = staging
         self._dtype = pool.dtype if fp8 is None else fp8.dtype
-        self._kernels = PagedAttentionKernels(pool, layout, num_heads, scale, self._dtype, scales)
+        self._kernels = PagedAttentionKernels(pool, layout, num_heads, scoring, self._dtype, scales)
         self._kv = PagedKv(pool, scales)
         tiles = self._kernels.tiles
         programs = {
@@ -184,7 +185,7 @@ class TritonAttention:
                 launch.kind, layer, q, plan.outputs, launch.items, work.entries, launch.grid, work.window
             )
         if work.merges is not None:
-            self._kernels.merge(plan.outputs, work.merges)
+            self._kernels.merge(layer, plan.outputs, work.merges)
         return plan.outputs.out, plan.outputs.lse
 
     def _bucket_outputs(self, padded_rows: int, max_partials: int) -> Outputs:

@@ -30,19 +30,40 @@ class Operations(Protocol):
         """
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Returns the RMSNorm of [T, width] over the last dimension (Zhang and Sennrich 2019, arXiv 1910.07467)."""
+        """Returns the RMSNorm of [T, width] over the last dimension (Zhang and Sennrich 2019, arXiv 1910.07467).
+
+        The normed row is rounded before it is multiplied by a weight of x's dtype, and after it is multiplied by one in
+        float32. The rows of x may lie apart.
+        """
 
     def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Adds y to x, in place, and returns the RMSNorm of the sum."""
+        """Adds y to x, in place, and returns the RMSNorm of the sum, as `norm` does."""
 
     def rotate(self, heads: Tensor, cos: Tensor, signed_sin: Tensor, weight: Tensor | None, eps: float) -> None:
-        """Rotates heads [T, n, head_dim] in place, after an RMSNorm of each head if there is a weight [n, head_dim].
+        """Rotates heads [T, n, head_dim] in place, after an RMSNorm of each head if there is a weight [n, head_dim],
+        as in `norm`.
 
         cos and signed_sin: [T, 1, head_dim]; (a, b) becomes (a cos - b sin, b cos + a sin), halves against each other.
         """
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """Returns SiLU(gate) * up, [T, 2 * width] -> [T, width] (Shazeer 2020, arXiv 2002.05202)."""
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """Returns GELU(gate) * up, [T, 2 * width] -> [T, width], by tanh (Hendrycks and Gimpel 2016, arXiv
+        1606.08415).
+        """
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scoring:
+    """The way from products of queries and keys to weights: the softmax of scores, product * scale."""
+
+    scale: float
+    softcap: float | None = None  # a score becomes softcap * tanh(score / softcap) (Gemma 2, arXiv 2408.00118)
+    # float32[layers, heads], contiguous: one more score of each query, of a key without a value ("attention sinks" of
+    # gpt-oss, arXiv 2508.10925). The log-sum-exp covers it.
+    sinks: Tensor | None = None
 
 
 class HostOperations(Operations, Protocol):

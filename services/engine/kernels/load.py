@@ -6,7 +6,7 @@ This module does not import numba before it knows that numba is installed.
 from torch import Tensor
 
 from kvtransfer.layout import KvLayout
-from services.engine.kernels.base import HostOperations, LatentPaged, Paged, PagedTiles
+from services.engine.kernels.base import HostOperations, LatentPaged, Paged, PagedTiles, Scoring
 from services.engine.kernels.cpu.availability import why_no_kernels
 from services.engine.kernels.cpu.openmp import loaded_openmp
 from services.engine.kernels.torch_operations import TorchOperations
@@ -30,22 +30,22 @@ def make_operations(dtype: str, *, fused: bool) -> HostOperations:
     return FusedOperations(dtype)
 
 
-def make_paged(pool: Tensor, layout: KvLayout, group: int, scale: float, *, fused: bool) -> Paged | None:
+def make_paged(pool: Tensor, layout: KvLayout, group: int, scoring: Scoring, *, fused: bool) -> Paged | None:
     """Makes kernels over a pool of KV blocks; None: there are none, and TorchAttention does their work."""
     if not fused:
         return None
     from services.engine.kernels.cpu.operations import PagedKernels
 
-    return PagedKernels(pool, layout, group, scale)
+    return PagedKernels(pool, layout, group, scoring)
 
 
-def make_tiles(pool: Tensor, layout: KvLayout, group: int, scale: float, *, fused: bool) -> PagedTiles | None:
+def make_tiles(pool: Tensor, layout: KvLayout, group: int, scoring: Scoring, *, fused: bool) -> PagedTiles | None:
     """Makes a kernel for many query tokens; None: there is none, and torch does its work."""
     if not fused:
         return None
     from services.engine.kernels.cpu.operations import PagedTileKernels
 
-    return PagedTileKernels(pool, layout, group, scale)
+    return PagedTileKernels(pool, layout, group, scoring)
 
 
 def make_latent(

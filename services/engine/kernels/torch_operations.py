@@ -28,7 +28,7 @@ class TorchOperations:
         """See `Operations.norm`. Computes in float32."""
         wide = x.to(torch.float32)
         normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-        return weight * normed.to(x.dtype)
+        return weight * normed.to(x.dtype) if weight.dtype == x.dtype else (weight * normed).to(x.dtype)
 
     def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `Operations.add_norm`."""
@@ -44,6 +44,11 @@ class TorchOperations:
         """See `Operations.silu_mul`."""
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.silu(gate).mul_(up)
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """See `Operations.gelu_mul`."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.gelu(gate, approximate="tanh").mul_(up)
 
     def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         """See `HostOperations.mask`."""

@@ -14,6 +14,10 @@ class Weights(Protocol):
     def dtype(self) -> torch.dtype:
         """Returns the dtype in which the model computes."""
 
+    @property
+    def sinks(self) -> Tensor | None:
+        """Returns the sinks of attention, see `Scoring.sinks`; None: there are none."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelInput:

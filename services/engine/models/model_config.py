@@ -68,6 +68,7 @@ class ModelConfig:
     sharded: Shard | None = None  # None: this is a whole model
     windows: tuple[int | None, ...] = ()  # of each layer, where layers differ; empty: all have `window`
     num_mtp_layers: int = 0  # behind the last layer, for the prediction of further tokens; nobody reads their tensors
+    attention_softcap: float | None = None  # of attention scores, see `Scoring`
 
     @property
     def output_size(self) -> int:

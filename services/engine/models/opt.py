@@ -73,6 +73,7 @@ class OptWeights:
     final_norm: Norm | None
     project_out: Linear | None  # hidden -> embedding
     lm_head: Linear  # embedding -> vocab
+    sinks: None = None
 
 
 def load_opt(tensors: Tensors, config: OptConfig) -> OptWeights:

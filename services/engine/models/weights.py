@@ -39,6 +39,7 @@ class DecoderWeights:
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [hidden]
     lm_head: Linear  # hidden -> vocab
+    sinks: Tensor | None = None  # float32[layers, heads], see `Scoring`
 
     @property
     def is_kernels(self) -> bool:

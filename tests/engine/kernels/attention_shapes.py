@@ -17,7 +17,7 @@ from torch import Tensor
 from kvtransfer.layout import KvLayout
 from services.engine.attention.base import PagedQueries
 from services.engine.attention.tile_attention import TileAttention
-from services.engine.kernels.base import Singles
+from services.engine.kernels.base import Scoring, Singles
 from services.engine.kernels.cpu import decode_attention, operations, tile_attention, tile_products
 from services.engine.kernels.cpu.operations import PagedKernels, PagedTileKernels
 from services.engine.kernels.cpu.vectors import LANES
@@ -47,6 +47,8 @@ class Heads:
     head_dim: int
     group: int
     block_size: int
+    softcap: float | None = None
+    has_sinks: bool = False
 
 
 def beside(*borders: int) -> list[int]:
@@ -105,7 +107,9 @@ class Bench:
         self.pool = torch.full(layout.shape(num_blocks), math.nan, dtype=dtype)
         self.table = order.to(torch.int32)[None]
         make = PagedTileKernels if kernel == "tiles" else PagedKernels
-        self.kernel = make(self.pool, layout, heads.group, self.scale)
+        sinks = torch.randn(2, heads.group * kv_heads, generator=generator) if heads.has_sinks else None
+        self.scoring = Scoring(self.scale, heads.softcap, sinks)
+        self.kernel = make(self.pool, layout, heads.group, self.scoring)
 
     def write(self, length: int) -> None:
         """The pool has the first tokens, and NaN behind them."""
@@ -121,7 +125,13 @@ class Bench:
         q = self.q[step.length - step.count : step.length].double()
         scores = torch.einsum("qhd,khd->hqk", q, k) * self.scale
         behind = torch.arange(step.length - step.count, step.length)[:, None] - torch.arange(last)
+        if self.scoring.softcap is not None:
+            scores = self.scoring.softcap * (scores / self.scoring.softcap).tanh()
         scores.masked_fill_((behind < 0) | (behind >= (step.window or step.length)), -math.inf)
+        if self.scoring.sinks is not None:  # a key without a value
+            sink = self.scoring.sinks[1].double()[:, None, None].expand(-1, step.count, 1)
+            scores = torch.cat((scores, sink), dim=-1)
+            v = torch.cat((v, torch.zeros_like(v[:1])))
         weights = scores.softmax(-1)
         mean, of_absolute = (torch.einsum("hqk,khd->qhd", weights, some) for some in (v, v.abs()))
         return mean, scores.logsumexp(-1).T, of_absolute

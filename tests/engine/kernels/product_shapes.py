@@ -24,6 +24,7 @@ from tests.engine.kernels.test_packed_linear import assert_gated, assert_within_
 
 _BLOCK = amx_matmul.BLOCK
 _SMALL_ROWS = 3
+_NORMS = ((False, False), (True, False), (True, True))  # of rotated heads: with a norm, its weight in float32
 
 
 def _depths(dtype: torch.dtype) -> list[int]:
@@ -98,7 +99,7 @@ def small_failures(dtype: torch.dtype, most: int | None, seed: int) -> Iterator[
     operations, rotate = test_small.test_they_compute_what_torch_computes, test_small.test_heads_are_rotated_in_place
     cases = [
         *(partial(operations, _SMALL_ROWS, width) for width in beside(*range(LANES, max(HEAD_DIMS) + 1, LANES))),
-        *(partial(rotate, head_dim, with_norm) for head_dim in HEAD_DIMS for with_norm in (False, True)),
+        *(partial(rotate, head_dim, *norm) for head_dim in HEAD_DIMS for norm in _NORMS),
         *(partial(test_small.test_masks_leave_no_other_tokens, vocab) for vocab in beside(32, 64, 256)),
     ]
     for case in some_of(cases, most, seed):

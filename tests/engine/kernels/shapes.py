@@ -83,7 +83,8 @@ def failures(shapes: list[Shape], steps: int | None, seed: int) -> list[str]:
     found: list[str] = []
     for shape in shapes:
         if shape.kernel in _OF_HEADS:
-            heads = attention_shapes.Heads(shape.dtype, shape.head_dim, shape.group, shape.block_size)
+            own_scoring = random.Random(f"{shape} {seed}").choice(((None, False), (0.7, True)))
+            heads = attention_shapes.Heads(shape.dtype, shape.head_dim, shape.group, shape.block_size, *own_scoring)
             found += attention_shapes.failures(shape.kernel, heads, steps, seed)
         else:
             own = product_shapes.product_failures if shape.kernel == "products" else product_shapes.small_failures

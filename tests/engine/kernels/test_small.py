@@ -30,17 +30,21 @@ def test_they_compute_what_torch_computes(rows: int, width: int, dtype: torch.dt
     assert torch.equal(*sums)
     wide = 10 * random(rows, 2 * width, dtype=dtype)
     torch.testing.assert_close(fused.silu_mul(wide), plain.silu_mul(wide), **exact)
+    torch.testing.assert_close(fused.gelu_mul(wide), plain.gelu_mul(wide), **(exact | {"atol": 1e-5}))
+    apart, precise = wide[:, :width], 1 + random(width, dtype=torch.float32)
+    torch.testing.assert_close(fused.norm(apart, precise, EPS), plain.norm(apart, precise, EPS), **exact)
 
 
 @pytest.mark.parametrize("head_dim", [32, 80])
 @pytest.mark.parametrize("with_norm", [False, True])
+@pytest.mark.parametrize("is_wide", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_heads_are_rotated_in_place(head_dim: int, with_norm: bool, dtype: torch.dtype) -> None:
+def test_heads_are_rotated_in_place(head_dim: int, with_norm: bool, is_wide: bool, dtype: torch.dtype) -> None:
     """Others are left alone."""
     name = str(dtype).removeprefix("torch.")
     angles = random(7, 1, head_dim // 2, dtype=torch.float32)
     cos, sin = (torch.cat((x, x), -1).to(dtype) for x in (angles.cos(), angles.sin()))
-    weight = random(5, head_dim, dtype=dtype) if with_norm else None
+    weight = random(5, head_dim, dtype=torch.float32 if is_wide else dtype) if with_norm else None
     heads = random(7, 8, head_dim, dtype=dtype)
     found, expected = heads.clone(), heads.clone()
     make_operations(name, fused=True).rotate(found[:, :5], cos, sin, weight, EPS)

@@ -16,6 +16,7 @@ from kvtransfer.layout import KvLayout
 from services.engine.attention.base import PagedQueries
 from services.engine.attention.by_layer import Windows
 from services.engine.attention.triton_attention import Fp8Kv, TritonAttention, TritonPlan, WorkCut
+from services.engine.kernels.base import Scoring
 from services.engine.kernels.gpu.paged_attention import Outputs
 from tests.gpu.checks.direct_staging import DirectStaging
 
@@ -35,6 +36,8 @@ class Case:
     block_size: int = 16
     num_layers: int = 2
     window: Windows = None
+    softcap: float | None = None
+    sinks: bool = False
     dtype: torch.dtype = torch.float32
     fp8: bool = False
     split_keys: int | None = None
@@ -54,7 +57,7 @@ class Case:
         shape = f"{self.num_kv_heads}x{self.group} heads of {self.head_dim}, blocks of {self.block_size}"
         options = [
             f"{name} {value}"
-            for name in ("window", "split_keys", "padded_rows", "shared")
+            for name in ("window", "softcap", "sinks", "split_keys", "padded_rows", "shared")
             if (value := getattr(self, name))
         ]
         rows = f"{len(self.seq_lens)} rows, {sum(self.counts)} of {sum(self.seq_lens)} tokens"
@@ -102,11 +105,20 @@ class Step:
             self.pool,
             self.layout,
             case.num_kv_heads * case.group,
-            case.head_dim**-0.5,
+            self.scoring,
             staging=DirectStaging(self.device),
             cut=WorkCut(case.num_multiprocessors, case.split_keys),
             fp8=None if self.scales is None else Fp8Kv(self.scales, case.dtype),
         )
+
+    @property
+    def scoring(self) -> Scoring:
+        """The backend's; sinks are about as large as scores."""
+        case, sinks = self.case, None
+        if case.sinks:
+            shape = case.num_layers, case.num_kv_heads * case.group
+            sinks = torch.randn(shape, generator=torch.Generator().manual_seed(case.seed)).to(self.device)
+        return Scoring(case.head_dim**-0.5, case.softcap, sinks)
 
     def new_kv(self, layer: int) -> tuple[Tensor, Tensor]:
         """Returns the new tokens' K and V, parts of a wider product, with NaN for padding."""
@@ -159,7 +171,13 @@ class Step:
             places = torch.arange(length, device=self.device)
             behind = places[length - count :, None] - places
             hidden = (behind < 0) | (behind >= (self.case.window_of(layer) or length))
+            if self.case.softcap is not None:
+                scores = self.case.softcap * (scores / self.case.softcap).tanh()
             scores = scores.masked_fill(hidden, -math.inf)
+            if (sinks := self.scoring.sinks) is not None:  # a key without a value
+                sink = sinks[layer].double()[:, None, None].expand(-1, count, 1)
+                scores = torch.cat((scores, sink), dim=-1)
+                values = torch.cat((values, values.new_zeros(1, *values.shape[1:])))
             outs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), values))
             lses.append(scores.logsumexp(-1).T)
         return torch.cat(outs), torch.cat(lses)

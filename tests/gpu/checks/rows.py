@@ -66,7 +66,7 @@ def _silu_mul(source: Source, name: str) -> list[Check]:
     dtype, width, num_rows = source.choices.choice(DTYPES), source.choices.choice(_WIDTHS), source.num_rows()
     gate_up = within(4 * source.normal(num_rows, 2 * width, dtype=dtype), 2 * width + source.choices.choice((0, 5, 64)))
     out = Buffer((num_rows, width), dtype, source.device)
-    rows.silu_mul_into(gate_up, out.tensor)
+    rows.gated_into(gate_up, out.tensor, gelu=False)
     gate, up = gate_up.double().chunk(2, dim=-1)
     name = f"silu_mul {list(out.tensor.shape)} {dtype} {name}"
     return [

@@ -19,7 +19,8 @@ def variants() -> list[Variant]:
     return [
         *of_launch("add_norm 4096", lambda: rows.norm_into(x, x, x[0], 1e-5, x), _ALL),
         *of_launch("add_norm 16384", lambda: rows.norm_into(wide, wide, wide[0], 1e-5, wide)),
-        *of_launch("silu_mul 14336", lambda: rows.silu_mul_into(gate_up, activated)),
+        *of_launch("silu_mul 14336", lambda: rows.gated_into(gate_up, activated, gelu=False)),
+        *of_launch("gelu_mul 14336", lambda: rows.gated_into(gate_up, activated, gelu=True)),
         *of_launch("quantize_rows 4096", lambda: rows.quantize_rows(x)),
         *of_launch("quantize_rows 28672", lambda: rows.quantize_rows(widest)),
         *of_launch("fill_tokens", lambda: rows.fill_tokens(ids, ids)),

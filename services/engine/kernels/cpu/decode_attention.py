@@ -19,7 +19,7 @@ from numba import float32, int64
 from services.engine.kernels.cpu.decode_products import arithmetic_of_values, make_add_values, make_score_keys
 from services.engine.kernels.cpu.decode_softmax import hide, make_soften
 from services.engine.kernels.cpu.elements import ELEMENTS
-from services.engine.kernels.cpu.exponential import LOG2_E
+from services.engine.kernels.cpu.exponential import LOG2_E, capped_score
 from services.engine.kernels.cpu.head_rows import clear, make_copy, make_read, make_write, padded
 from services.engine.kernels.cpu.intrinsics import (
     float64_of,
@@ -36,7 +36,7 @@ from services.engine.kernels.cpu.vectors import LANES, load_floats, spread, stor
 
 PLACES = places(
     "kv_heads q q_stride out lse tokens pool block_stride head_stride tables table_width first_keys seq_lens begun"
-    " scale config scratch"
+    " scale cap sinks config scratch"
 )
 _KEYS = LANES  # at a time
 # Keys and values are prefetched, a few lines at a time: the hardware follows no block table, and a burst of prefetches
@@ -49,11 +49,11 @@ _LN_2 = math.log(2)
 class DecodeAttention:
     """The kernel for one dtype and shape of heads, its `config` argument, and the scratch memory that it needs."""
 
-    def __init__(self, dtype: str, head_dim: int, group: int, block_size: int) -> None:
-        """Compiles the kernel."""
+    def __init__(self, dtype: str, head_dim: int, group: int, block_size: int, *, capped: bool = False) -> None:
+        """Compiles the kernel. capped: scores have a soft cap."""
         self.config = np.zeros(1, dtype=np.uint8)
         self.scratch_bytes = _Memory(dtype, head_dim, group).bytes  # for one thread
-        self.kernel = _make_kernel(dtype, head_dim, group, block_size)
+        self.kernel = _make_kernel(dtype, head_dim, group, block_size, capped=capped)
 
 
 class _Memory:
@@ -78,14 +78,15 @@ class _Memory:
 
 
 @per_item
-def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
+def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int, *, capped: bool) -> Any:
     """Makes the kernel for one query token in each of R rows. An item is a row and a KV head.
 
     Arguments of the kernel: kv_heads; q and the elements from token to token in it; out [T, heads, head_dim] and lse,
     float32[T, heads]; int32[R] index of each row's token in q, out and lse; pool at the layer, elements from block to
     block and from head to head; block tables int32[R, ..] and their width; int32[R] first key, the keys before it are
     not read; int32[R] sequence length; 1 when out and lse already hold the attention over the keys before the first,
-    else 0; scale; `config`; scratch_bytes for each thread, on a 64-byte border.
+    else 0; scale; soft cap of the scores if the kernel is `capped`; float32[heads] sinks or 0, which are counted where
+    there is no such attention; `config`; scratch_bytes for each thread, on a 64-byte border.
     """
     arg, size, memory = PLACES, ELEMENTS[dtype].size, _Memory(dtype, head_dim, group)
     plane_bytes, thread_bytes = block_size * head_dim * size, memory.bytes
@@ -98,7 +99,7 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
     rows_at = _make_rows_at(key_at, head_dim * size, memory, contiguous=contiguous, in_pool=in_pool)
     rows_ahead_at = _make_rows_ahead_at(key_at, memory, contiguous=contiguous)
     score_keys = make_score_keys(dtype, padded(head_dim), group, prefetches=contiguous)
-    soften = _make_soften(dtype, head_dim, group, memory)
+    soften = _make_soften(dtype, head_dim, group, memory, capped=capped)
     add_values = _make_add_values(dtype, head_dim, group, memory, prefetches=contiguous)
     begin_heads = _make_begin_heads(dtype, head_dim, group, memory)
     end_heads = _make_end_heads(dtype, head_dim, group, memory)
@@ -118,6 +119,7 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
     @njit
     def work(a: Any, item: int, thread: int) -> None:
         kv_heads, scale = a[arg.kv_heads], float32(float64_of(a[arg.scale]))
+        cap = float32(float64_of(a[arg.cap]))
         row, head = item // kv_heads, item % kv_heads
         begin, length = int64(int_pointer(a[arg.first_keys])[row]), int64(int_pointer(a[arg.seq_lens])[row])
         token = int64(int_pointer(a[arg.tokens])[row])
@@ -138,7 +140,7 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
                 values = rows_at(pool + plane_bytes, block_stride, table, earlier, length, memory)
                 add_values(values, min(int64(_KEYS), length - earlier), ahead + plane_bytes, memory)
             if first < length:
-                soften(begin - first, length - first, scale, memory)
+                soften(begin - first, length - first, scale, cap, memory)
         end_heads(a, token, head, memory)
 
     return work
@@ -196,21 +198,23 @@ def make_key_at(key_bytes: int, block_size: int) -> Any:
     return key_at
 
 
-def _make_soften(dtype: str, head_dim: int, group: int, memory: _Memory) -> Any:
+def _make_soften(dtype: str, head_dim: int, group: int, memory: _Memory, *, capped: bool) -> Any:
     soften_head = make_soften(padded(head_dim), as_pairs=arithmetic_of(dtype) is Arithmetic.PAIRS)
     sums_bytes = padded(head_dim) * 4
     scores_at, references_at, totals_at, sums_at = memory.scores, memory.references, memory.totals, memory.sums
     weights_at = memory.weights
 
     @njit
-    def soften(begin: int, end: int, scale: float, memory: int) -> None:
+    def soften(begin: int, end: int, scale: float, cap: float, memory: int) -> None:
         """Writes the weights of 16 keys, of which those before `begin` and from `end` on are hidden."""
         for g in range(group):
             scores = memory + scores_at + g * _LINE
+            if capped:
+                store_floats(scores, capped_score(load_floats(scores), spread(scale), spread(cap)))
             hide(scores, begin, end)
             soften_head(
                 scores,
-                scale,
+                float32(1) if capped else scale,
                 float_pointer(memory + references_at + g * 4),
                 memory + totals_at + g * _LINE,
                 memory + sums_at + g * sums_bytes,
@@ -249,7 +253,9 @@ def _make_begin_heads(dtype: str, head_dim: int, group: int, memory: _Memory) ->
 
     @njit
     def begin_heads(a: Any, token: int, head: int, begun: bool, memory: int) -> None:
-        """Writes queries, sums, totals and references; the latter three continue earlier attention if `begun`."""
+        """Writes queries, sums, totals and references; the latter three continue earlier attention if `begun`, and
+        begin with the sinks if not.
+        """
         clear(memory, group * query_bytes)
         clear(memory + sums_at, group * depth * 4)
         clear(memory + totals_at, group * _LINE)
@@ -257,6 +263,10 @@ def _make_begin_heads(dtype: str, head_dim: int, group: int, memory: _Memory) ->
         for g in range(group):
             read(a[arg.q] + (token * a[arg.q_stride] + (head * group + g) * head_dim) * size, memory + g * query_bytes)
             float_pointer(memory + references_at)[g] = LOWEST
+            if a[arg.sinks] != 0 and not begun:
+                sink = float_pointer(a[arg.sinks])[head * group + g] * float32(LOG2_E)
+                float_pointer(memory + totals_at + g * _LINE)[0] = float32(1)
+                float_pointer(memory + references_at)[g] = max(sink, LOWEST)
             if begun:
                 float_pointer(memory + totals_at + g * _LINE)[0] = float32(1)
                 float_pointer(memory + references_at)[g] = float_pointer(a[arg.lse])[first_head + g] * float32(LOG2_E)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kvtransfer.layout import KvLayout
-from services.engine.kernels.base import Rows, Singles, Tiles
+from services.engine.kernels.base import Rows, Scoring, Singles, Tiles
 from services.engine.kernels.cpu import small
 from services.engine.kernels.cpu.amx import decode_attention as amx_decode
 from services.engine.kernels.cpu.amx.decode_attention import AmxDecodeAttention
@@ -33,9 +33,10 @@ class FusedOperations:
 
     def __init__(self, dtype: str) -> None:
         self._team = the_team()
-        self._add_norm = _compiled("make_add_norm", dtype)
-        self._rotate = _compiled("make_rotate", dtype)
-        self._silu_mul = _compiled("make_silu_mul", dtype)
+        self._add_norm = _compiled("make_add_norm", dtype, wide=False)
+        self._rotate = _compiled("make_rotate", dtype, wide=False)
+        self._silu_mul = _compiled("make_gated", dtype, activation="silu")
+        self._dtype = dtype
         self._mask = {_DTYPES[of]: _compiled("make_mask", of) for of in (dtype, "float32")}
 
     def by_rows(self, num_rows: int, row_bytes: int, body: Callable[[], Rows]) -> Rows:
@@ -54,7 +55,7 @@ class FusedOperations:
         rows, width = x.shape
         out = self._team.empty(rows, width, x.dtype)
         self._team.run(
-            self._add_norm,
+            self._add_norm if weight.dtype == x.dtype else _compiled("make_add_norm", self._dtype, wide=True),
             rows,
             x.data_ptr(),
             x.stride(0),
@@ -75,8 +76,9 @@ class FusedOperations:
     def rotate(self, heads: Tensor, cos: Tensor, signed_sin: Tensor, weight: Tensor | None, eps: float) -> None:
         """See `Operations.rotate`."""
         tokens, count, head_dim = heads.shape
+        is_wide = weight is not None and weight.dtype != heads.dtype
         self._team.run(
-            self._rotate,
+            _compiled("make_rotate", self._dtype, wide=True) if is_wide else self._rotate,
             tokens,
             heads.data_ptr(),
             heads.stride(0),
@@ -90,11 +92,16 @@ class FusedOperations:
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """See `Operations.silu_mul`."""
+        return self._gated(self._silu_mul, gate_up)
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """See `Operations.gelu_mul`."""
+        return self._gated(_compiled("make_gated", self._dtype, activation="gelu"), gate_up)
+
+    def _gated(self, kernel: Kernel, gate_up: Tensor) -> Tensor:
         rows, width = len(gate_up), gate_up.shape[1] // 2
         out = self._team.empty(rows, width, gate_up.dtype)
-        self._team.run(
-            self._silu_mul, rows, gate_up.data_ptr(), gate_up.stride(0), out.data_ptr(), out.stride(0), width
-        )
+        self._team.run(kernel, rows, gate_up.data_ptr(), gate_up.stride(0), out.data_ptr(), out.stride(0), width)
         return out
 
     def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
@@ -112,17 +119,32 @@ class FusedOperations:
         )
 
 
+class _ScoringArguments:
+    """A `Scoring` as kernels take it: scale and cap in powers of two, address of the layer's sinks; 0 for none."""
+
+    def __init__(self, scoring: Scoring) -> None:
+        self._numbers = [float_argument(number * LOG2_E) for number in (scoring.scale, scoring.softcap or 0.0)]
+        assert scoring.sinks is None or scoring.sinks.is_contiguous()
+        self._kept = scoring.sinks
+        self._sinks = None if scoring.sinks is None else (scoring.sinks.data_ptr(), scoring.sinks.shape[1] * 4)
+
+    def of_layer(self, layer: int) -> tuple[int, ...]:
+        """Returns the kernels' arguments scale, cap and sinks."""
+        return (*self._numbers, 0 if self._sinks is None else self._sinks[0] + layer * self._sinks[1])
+
+
 class PagedKernels:
     """`Paged` by compiled kernels."""
 
-    def __init__(self, pool: Tensor, layout: KvLayout, group: int, scale: float) -> None:
+    def __init__(self, pool: Tensor, layout: KvLayout, group: int, scoring: Scoring) -> None:
         self._team = the_team()
         self._pool = pool
         self._layout = layout
-        self._scale = float_argument(scale * LOG2_E)
+        self._scoring = _ScoringArguments(scoring)
         self._store = _compiled("make_store_kv", layout.dtype)
         by_amx = _decodes_by_amx(layout, group)
-        self._attention = _compiled_decode(layout.dtype, layout.head_dim, group, layout.block_size, by_amx=by_amx)
+        shape = layout.dtype, layout.head_dim, group, layout.block_size
+        self._attention = _compiled_decode(*shape, capped=scoring.softcap is not None, by_amx=by_amx)
         self._scratch = np.empty(self._team.max_threads * self._attention.scratch_bytes + 64, dtype=np.uint8)
 
     def store(self, layer: int, offsets: Tensor, k: Tensor, v: Tensor) -> None:
@@ -163,7 +185,7 @@ class PagedKernels:
             singles.first_keys.data_ptr(),
             singles.seq_lens.data_ptr(),
             int(singles.begun),
-            self._scale,
+            *self._scoring.of_layer(layer),
             self._attention.config.ctypes.data,
             _on_border(self._scratch),
         )
@@ -172,12 +194,13 @@ class PagedKernels:
 class PagedTileKernels:
     """`PagedTiles` by a compiled kernel."""
 
-    def __init__(self, pool: Tensor, layout: KvLayout, group: int, scale: float) -> None:
+    def __init__(self, pool: Tensor, layout: KvLayout, group: int, scoring: Scoring) -> None:
         self._team = the_team()
         self._pool = pool
         self._layout = layout
-        self._scale = float_argument(scale * LOG2_E)
-        self._attention = _compiled_tiles(layout.dtype, layout.head_dim, group, layout.block_size)
+        self._scoring = _ScoringArguments(scoring)
+        shape = layout.dtype, layout.head_dim, group, layout.block_size
+        self._attention = _compiled_tiles(*shape, capped=scoring.softcap is not None)
         self._scratch = np.empty(self._team.max_threads * self._attention.scratch_bytes + 64, dtype=np.uint8)
         self.max_tokens = self._attention.max_tokens
 
@@ -204,7 +227,7 @@ class PagedTileKernels:
             pool.stride(1),
             int(tiles.begun),
             tiles.window,
-            self._scale,
+            *self._scoring.of_layer(layer),
             self._attention.config.ctypes.data,
             _on_border(self._scratch),
             0,
@@ -221,7 +244,7 @@ class LatentKernels:
         self._layout = layout
         self._num_heads = num_heads
         self._rank, self._rope_dim = layout.head_dim - rope_dim, rope_dim
-        self._scale = float_argument(scale * LOG2_E)
+        self._scoring = _ScoringArguments(Scoring(scale))
         self._store = _compiled("make_store_latent", layout.dtype)
         self._attention = _compiled_tiles(layout.dtype, self._rank, num_heads, layout.block_size, rope_dim)
         self._scratch = np.empty(self._team.max_threads * self._attention.scratch_bytes + 64, dtype=np.uint8)
@@ -288,7 +311,7 @@ class LatentKernels:
             pool.stride(1),
             int(tiles.begun),
             tiles.window,
-            self._scale,
+            *self._scoring.of_layer(layer),
             self._attention.config.ctypes.data,
             _on_border(self._scratch),
             q_rope.data_ptr(),
@@ -313,16 +336,20 @@ def _at_layer(pool: Tensor, layout: KvLayout, layer: int) -> int:
 
 
 @cache
-def _compiled(maker: str, dtype: str) -> Kernel:
-    return getattr(small, maker)(dtype)
+def _compiled(maker: str, dtype: str, **kind: str | bool) -> Kernel:
+    return getattr(small, maker)(dtype, **kind)
 
 
 @cache
-def _compiled_decode(dtype: str, head_dim: int, group: int, block_size: int, *, by_amx: bool) -> DecodeAttention:
+def _compiled_decode(
+    dtype: str, head_dim: int, group: int, block_size: int, *, capped: bool, by_amx: bool
+) -> DecodeAttention:
     make: type[DecodeAttention] = AmxDecodeAttention if by_amx else DecodeAttention
-    return make(dtype, head_dim, group, block_size)
+    return make(dtype, head_dim, group, block_size, capped=capped)
 
 
 @cache
-def _compiled_tiles(dtype: str, head_dim: int, group: int, block_size: int, rope_dim: int = 0) -> TileAttentionKernel:
-    return TileAttentionKernel(dtype, head_dim, group, block_size, rope_dim)
+def _compiled_tiles(
+    dtype: str, head_dim: int, group: int, block_size: int, rope_dim: int = 0, *, capped: bool = False
+) -> TileAttentionKernel:
+    return TileAttentionKernel(dtype, head_dim, group, block_size, rope_dim, capped=capped)

@@ -9,7 +9,7 @@ from typing import Any
 from numba import float32, uint32
 
 from services.engine.kernels.cpu.elements import ELEMENTS
-from services.engine.kernels.cpu.exponential import silu
+from services.engine.kernels.cpu.exponential import gelu_tanh, silu
 from services.engine.kernels.cpu.intrinsics import address_of, float64_of, long_pointer, njit, stack, word_pointer
 from services.engine.kernels.cpu.per_item import per_item, places
 from services.engine.kernels.cpu.vectors import LANES
@@ -20,15 +20,19 @@ _NEVER, _LEAST = float32(-math.inf), float32(-3.3e38)
 
 
 @per_item
-def make_add_norm(dtype: str) -> Any:
+def make_add_norm(dtype: str, *, wide: bool) -> Any:
     """Makes a kernel: x += y, then the RMSNorm of x (Zhang and Sennrich 2019, arXiv 1910.07467). An item is a row.
 
     Arguments of the kernel: x [rows, width], and the elements from row to row in it; y [rows, width], or 0 for none,
-    and the elements from row to row in it; weight [width]; out [rows, width], and the elements
-    from row to row in it; width; eps.
+    and the elements from row to row in it; weight [width]; out [rows, width], and the elements from row to row in it;
+    width; eps.
+
+    wide: the weight is float32, and what it multiplies is not rounded before.
     """
     element = ELEMENTS[dtype]
-    load, store, round_, pointer, size = element.load, element.store, element.round, element.pointer, element.size
+    load, store, pointer, size = element.load, element.store, element.pointer, element.size
+    round_ = element.round
+    rounded, load_weight, weight_pointer = _of_weight(dtype, wide=wide)
     arg = places("x x_stride y y_stride weight out out_stride width eps")
 
     @njit(fastmath=True, error_model="numpy")
@@ -52,7 +56,7 @@ def make_add_norm(dtype: str) -> Any:
     def norm(x: Any, squares: float, weight: Any, out: Any, width: int, eps: float) -> None:
         factor = float32(1) / math.sqrt(squares / float32(width) + eps)
         for i in range(width):
-            store(out, i, round_(load(x, i) * factor) * load(weight, i))
+            store(out, i, rounded(load(x, i) * factor) * load_weight(weight, i))
 
     @njit
     def work(a: Any, row: int, _thread: int) -> None:
@@ -63,21 +67,25 @@ def make_add_norm(dtype: str) -> Any:
             squares = add(x, pointer(a[arg.y] + row * a[arg.y_stride] * size), width)
         else:
             squares = square(x, width)
-        norm(x, squares, pointer(a[arg.weight]), out, width, eps)
+        norm(x, squares, weight_pointer(a[arg.weight]), out, width, eps)
 
     return work
 
 
 @per_item
-def make_rotate(dtype: str) -> Any:
+def make_rotate(dtype: str, *, wide: bool) -> Any:
     """Makes a kernel that norms, if there is a weight, and rotates the leading heads of each token in place. An item is
     a token.
 
     Arguments of the kernel: heads, elements from token to token, rotated heads of a token, head_dim, cos [rows,
     head_dim], signed sin [rows, head_dim], weight [rotated heads, head_dim] or 0, eps.
+
+    wide: the weight is float32, and what it multiplies is not rounded before.
     """
     element = ELEMENTS[dtype]
     load, store, round_, pointer, size = element.load, element.store, element.round, element.pointer, element.size
+    rounded, load_weight, weight_pointer = _of_weight(dtype, wide=wide)
+    weight_size = ELEMENTS["float32" if wide else dtype].size
     arg = places("heads stride num_heads head_dim cos sin weight eps")
 
     @njit(fastmath=True, error_model="numpy")
@@ -88,7 +96,7 @@ def make_rotate(dtype: str) -> Any:
             squares += value * value
         factor = float32(1) / math.sqrt(squares / float32(width) + eps)
         for i in range(width):
-            store(x, i, round_(load(x, i) * factor) * load(weight, i))
+            store(x, i, rounded(load(x, i) * factor) * load_weight(weight, i))
 
     @njit
     def rotate(x: Any, cos: Any, sin: Any, half: int) -> None:
@@ -105,15 +113,17 @@ def make_rotate(dtype: str) -> Any:
         for head in range(a[arg.num_heads]):
             x = pointer(a[arg.heads] + (token * a[arg.stride] + head * head_dim) * size)
             if a[arg.weight] != 0:
-                norm(x, pointer(a[arg.weight] + head * head_dim * size), head_dim, eps)
+                norm(x, weight_pointer(a[arg.weight] + head * head_dim * weight_size), head_dim, eps)
             rotate(x, cos, sin, head_dim // 2)
 
     return work
 
 
 @per_item
-def make_silu_mul(dtype: str) -> Any:
-    """Makes a kernel of SiLU(gate) * up (Shazeer 2020, arXiv 2002.05202). An item is a row.
+def make_gated(dtype: str, activation: str) -> Any:
+    """Makes a kernel of activation(gate) * up (Shazeer 2020, arXiv 2002.05202). An item is a row.
+
+    activation: "silu" or "gelu", the latter by tanh.
 
     Arguments of the kernel: gate and up [rows, 2 * width], out [rows, width], each followed by the elements from row to
     row in it; width.
@@ -122,19 +132,20 @@ def make_silu_mul(dtype: str) -> Any:
     load, store, round_, size = element.load_vector, element.store_vector, element.round_vector, element.size
     pointer = element.pointer
     arg = places("gate_up stride out out_stride width")
+    activate = {"silu": silu, "gelu": gelu_tanh}[activation]
 
     @njit
-    def silu_mul(gate: int, up: int, out: int) -> None:
+    def gated(gate: int, up: int, out: int) -> None:
         """Computes 16 elements of a row."""
-        store(out, round_(silu(load(gate))) * load(up))
+        store(out, round_(activate(load(gate))) * load(up))
 
     @njit
-    def silu_mul_rest(gate: int, up: int, out: int, count: int) -> None:
+    def gated_rest(gate: int, up: int, out: int, count: int) -> None:
         """Computes the last, fewer than 16 elements of a row, by way of 16."""
         room = address_of(stack(_THREE_VECTORS))
         for i in range(count):
             pointer(room)[i], pointer(room)[LANES + i] = pointer(gate)[i], pointer(up)[i]
-        silu_mul(room, room + LANES * size, room + 2 * LANES * size)
+        gated(room, room + LANES * size, room + 2 * LANES * size)
         for i in range(count):
             pointer(out)[i] = pointer(room)[2 * LANES + i]
 
@@ -144,11 +155,17 @@ def make_silu_mul(dtype: str) -> Any:
         out = a[arg.out] + row * a[arg.out_stride] * size
         up, whole = gate + width * size, width // LANES * LANES
         for i in range(0, whole, LANES):
-            silu_mul(gate + i * size, up + i * size, out + i * size)
+            gated(gate + i * size, up + i * size, out + i * size)
         if whole < width:
-            silu_mul_rest(gate + whole * size, up + whole * size, out + whole * size, width - whole)
+            gated_rest(gate + whole * size, up + whole * size, out + whole * size, width - whole)
 
     return work
+
+
+def _of_weight(dtype: str, *, wide: bool) -> tuple[Any, Any, Any]:
+    """Returns functions for a norm's weight: how a normed number is rounded before it, its load and its pointer."""
+    element = ELEMENTS["float32" if wide else dtype]
+    return element.round, element.load, element.pointer
 
 
 @per_item

@@ -32,6 +32,7 @@ from services.engine.kernels.cpu.tile_softmax import (
     LOWEST,
     STATE_BYTES,
     TOTAL,
+    cap_scores,
     hide,
     hide_outside_window,
     make_soften,
@@ -46,11 +47,14 @@ _LN_2 = math.log(2)
 class TileAttentionKernel:
     """The kernel for one dtype and shape of heads, its `config` argument, and the scratch memory that it needs."""
 
-    def __init__(self, dtype: str, head_dim: int, group: int, block_size: int, rope_dim: int = 0) -> None:
+    def __init__(
+        self, dtype: str, head_dim: int, group: int, block_size: int, rope_dim: int = 0, *, capped: bool = False
+    ) -> None:
         """Compiles the kernel. group: query heads of a KV head, at most the rows of a tile, but of latents any number.
 
         rope_dim: 0: K and V have planes of their own. Else they are latents of head_dim numbers, followed by rope_dim
         numbers of K alone; the query has head_dim numbers for the former, and elsewhere rope_dim for the latter.
+        capped: scores have a soft cap.
         """
         products = _make_products(dtype, head_dim, block_size, group, rope_dim)
         assert group <= products.max_rows
@@ -58,7 +62,7 @@ class TileAttentionKernel:
         self.config = products.config
         self.max_tokens = products.max_rows // group  # of one tile
         self.scratch_bytes = _memory_of(dtype, head_dim, rope_dim, products).bytes  # for one thread
-        self.kernel = _make_kernel(dtype, head_dim, group, block_size, rope_dim)
+        self.kernel = _make_kernel(dtype, head_dim, group, block_size, rope_dim, capped=capped)
 
 
 class _Memory:
@@ -81,7 +85,7 @@ class _Memory:
 
 _ARG = places(
     "kv_heads q q_stride out lse tokens limits starts rows first_keys tables table_width pool block_stride head_stride"
-    " begun window scale config scratch rope rope_stride"
+    " begun window scale cap sinks config scratch rope rope_stride"
 )
 
 
@@ -100,7 +104,7 @@ def _make_products(dtype: str, head_dim: int, block_size: int, group: int = 1, r
 
 
 @per_item
-def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int, rope_dim: int) -> Any:
+def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int, rope_dim: int, *, capped: bool) -> Any:
     """Makes the kernel for N tiles; `TileAttentionKernel` explains its parameters.
 
     Arguments of the kernel, by their names in `_ARG`. M: tokens of all tiles, one tile after the other.
@@ -115,6 +119,8 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int, rope_di
         pool                        at the layer; block_stride, head_stride: elements from block to block, head to head
         begun                       1: out and lse hold the attention over the keys before the first one; else 0
         window                      how many keys a token sees at most; 0: all
+        cap                         soft cap of the scores, if the kernel is `capped`
+        sinks                       float32[heads], counted where no attention is `begun`; 0: none
         scratch                     scratch_bytes for each thread, on a 64-byte border
         rope, rope_stride           of latents: [T, heads, rope_dim], elements from token to token; else 0
     """
@@ -161,7 +167,7 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int, rope_di
 
     @njit
     def attend_chunk(
-        pair: int, first: int, count: int, keys: int, values: int, window: int, scale: Any, memory: int
+        pair: int, first: int, count: int, keys: int, values: int, window: int, scale: Any, cap: Any, memory: int
     ) -> None:
         """Attends with 32 queries to some keys, from `first` on."""
         scores, sums = memory + scores_at, memory + pair * sums_bytes
@@ -175,14 +181,16 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int, rope_di
                 continue
             state, of_scores = memory + states_at + i * STATE_BYTES, scores + half * _LINE
             limits = load_floats(state + LIMITS)
+            if capped:
+                cap_scores(of_scores, rounded, scale, cap)
             hide(of_scores, lowest, first + rounded, first, limits)
             if window != 0:
                 hide_outside_window(of_scores, rounded, first, limits, highest, window)
-            soften(of_scores, rounded, scale, state, sums + half * _LINE)
+            soften(of_scores, rounded, spread(float32(1)) if capped else scale, state, sums + half * _LINE)
         multiply_values(values, scores, sums, rounded)
 
     @njit
-    def attend_segment(num_pairs: int, first: int, count: int, window: int, scale: Any, memory: int) -> None:
+    def attend_segment(num_pairs: int, first: int, count: int, window: int, scale: Any, cap: Any, memory: int) -> None:
         for pair in range(num_pairs):
             spans = int_pointer(memory + spans_at + pair * 16)
             begin, end = int64(0), min(count, int64(max(spans[1], spans[3])) - first)
@@ -190,11 +198,12 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int, rope_di
                 begin = max(int64(0), int64(min(spans[0], spans[2])) - window - first) // _CHUNK * _CHUNK
             for k in range(begin, end, _CHUNK):
                 keys, values = memory + keys_at + k * row_bytes, memory + values_at + k * row_bytes
-                attend_chunk(pair, first + k, min(_CHUNK, end - k), keys, values, window, scale, memory)
+                attend_chunk(pair, first + k, min(_CHUNK, end - k), keys, values, window, scale, cap, memory)
 
     @njit
     def work(a: Any, item: int, thread: int) -> None:
         kv_heads, scale = a[arg.kv_heads], spread(float32(float64_of(a[arg.scale])))
+        cap = spread(float32(float64_of(a[arg.cap])))
         num_tiles = a[NUM_ITEMS] // kv_heads
         tile, head = num_tiles - 1 - item // kv_heads, item % kv_heads  # a row's last tokens, which see most, first
         starts = int_pointer(a[arg.starts])
@@ -221,7 +230,7 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int, rope_di
                     memory + staged_at,
                     memory + values_at,
                 )
-            attend_segment(num_pairs, first, count, a[arg.window], scale, memory)
+            attend_segment(num_pairs, first, count, a[arg.window], scale, cap, memory)
         end_products(memory + saved_at, a[arg.config])
         for i in range((last_row - first_row + LANES - 1) // LANES):
             end_queries(
@@ -271,6 +280,11 @@ def _make_begin_queries(dtype: str, head_dim: int, group: int, rope_dim: int, *,
             store_floats(sums + d * _ROW_BYTES, spread(float32(0)))
         store_floats(state, spread(LOWEST))
         store_floats(state + TOTAL, spread(float32(0)))
+        if a[arg.sinks] != 0 and not begun:
+            for lane in range(LANES):
+                sink = float_pointer(a[arg.sinks])[head * group + (row + lane) % group] * float32(LOG2_E)
+                float_pointer(state)[lane] = max(sink, LOWEST)
+                float_pointer(state + TOTAL)[lane] = float32(1)
         if begun:
             clear(staged, LANES * depth * 4)
             for lane in range(min(LANES, last_row - row)):

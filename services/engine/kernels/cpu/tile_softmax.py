@@ -8,7 +8,7 @@ from typing import Any
 
 from numba import float32
 
-from services.engine.kernels.cpu.exponential import exp2, exp2_for_bfloat16
+from services.engine.kernels.cpu.exponential import capped_score, exp2, exp2_for_bfloat16
 from services.engine.kernels.cpu.intrinsics import njit
 from services.engine.kernels.cpu.vectors import (
     any_above,
@@ -42,6 +42,13 @@ def highest_of(scores: int, count: int) -> Any:
         c = larger_of(load_floats(at + 2 * _ROW), c)
         d = larger_of(load_floats(at + 3 * _ROW), d)
     return larger_of(larger_of(a, b), larger_of(c, d))
+
+
+@njit
+def cap_scores(scores: int, count: int, scale: Any, cap: Any) -> None:
+    """Multiplies the scores of `count` keys by the scale, and gives them a soft cap."""
+    for at in range(scores, scores + count * _ROW, _ROW):
+        store_floats(at, capped_score(load_floats(at), scale, cap))
 
 
 @njit

@@ -37,6 +37,23 @@ def _load_keys(pointers, present, DIMS: tl.constexpr, HEAD_DIM: tl.constexpr, MA
 
 
 @triton.jit
+def _capped(scores, cap):
+    """Returns cap * tanh(scores / cap), in powers of two as both are."""
+    return cap - 2 * cap / (1 + tl.math.exp2(scores * (2 / _LN2 / cap)))
+
+
+@triton.jit
+def _begin(sinks, at, counted, ROWS: tl.constexpr):
+    """Returns the top and total of rows that have seen no key. `merge_partials` counts the sinks of partial outputs."""
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    if sinks is not None:
+        top = tl.load(sinks + at, mask=counted, other=float("-inf")) / _LN2
+        total = tl.where(counted, 1.0, 0.0)
+    return top, total
+
+
+@triton.jit
 def _attend_keys(
     acc,  # float32[ROWS, DIMS], not yet divided by `total`
     top,  # float32[ROWS]: the highest score so far, times log2(e)
@@ -49,6 +66,7 @@ def _attend_keys(
     begin,
     end,
     qk_scale,
+    cap,
     BLOCK_STRIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -71,6 +89,8 @@ def _attend_keys(
         pointers = head + (at[:, None] + dims[None, :])
         k = _load_keys(pointers, present, DIMS, HEAD_DIM, MASKED)
         scores = tl.dot(q, tl.trans(k.to(DOT)), input_precision="ieee") * qk_scale
+        if cap is not None:
+            scores = _capped(scores, cap)
         p, fade, top, total = _weigh(scores, keys, top, total, upper, lower, WINDOW, MASKED)
         v = _load_keys(pointers + BLOCK_SIZE * HEAD_DIM, present, DIMS, HEAD_DIM, MASKED)
         acc = tl.dot(p.to(DOT), v.to(DOT), acc * fade[:, None], input_precision="ieee")
@@ -90,6 +110,7 @@ def _attend_pairs(
     begin,
     end,
     qk_scale,
+    cap,
     BLOCK_STRIDE: tl.constexpr,  # in pairs
     BLOCK_SIZE: tl.constexpr,
     HEAD_PAIRS: tl.constexpr,
@@ -115,6 +136,8 @@ def _attend_pairs(
         k_first, k_second = split_pairs(_load_keys(pointers, present, PAIRS, HEAD_PAIRS, True))
         scores = tl.dot(qs[0], tl.trans(k_first.to(DOT)), input_precision="ieee")
         scores = tl.dot(qs[1], tl.trans(k_second.to(DOT)), scores, input_precision="ieee") * qk_scale
+        if cap is not None:
+            scores = _capped(scores, cap)
         p, fade, top, total = _weigh(scores, keys, top, total, upper, lower, WINDOW, True)
         v = _load_keys(pointers + BLOCK_SIZE * HEAD_PAIRS, present, PAIRS, HEAD_PAIRS, True)
         v_first, v_second = split_pairs(v)
@@ -154,9 +177,11 @@ def attend_items(
     partials,
     tables,  # int32, rows of block numbers
     scales,  # float32[LAYERS, 2, KV_HEADS], for K and V; None: no scales
+    sinks,  # float32[LAYERS, HEADS]: one more score of each query, of a key without a value; None: there are none
     layer,
     q_stride,
     qk_scale,  # the scale of scores times log2(e)
+    cap,  # the soft cap of scores times log2(e); None: there is none
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     LAYERS: tl.constexpr,
@@ -205,8 +230,7 @@ def attend_items(
         query = tl.load(queries, mask=inside, other=0.0).to(DOT)
 
         acc = tl.zeros([ROWS, DIMS], tl.float32)
-        top = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
+        top, total = _begin(sinks, layer * HEADS + heads, present & (partial < 0), ROWS)
         upper = tl.minimum(limit, end_key)
         lower = limit - WINDOW
         begin = first_key
@@ -217,13 +241,13 @@ def attend_items(
                 begin = first_key + tl.maximum(edge + KEYS - 1, 0) // KEYS * KEYS
                 begin = tl.minimum(begin, end_key)
                 acc, top, total = _attend_keys(
-                    acc, top, total, query, head, table, upper, lower, first_key, begin, qk_scale,
+                    acc, top, total, query, head, table, upper, lower, first_key, begin, qk_scale, cap,
                     BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM, DIMS, KEYS, WINDOW, True, DOT,
                 )  # fmt: skip
             all_see = tl.min(tl.where(present, upper, end_key))
             middle = begin + tl.maximum(all_see - begin, 0) // KEYS * KEYS
             acc, top, total = _attend_keys(
-                acc, top, total, query, head, table, upper, lower, begin, middle, qk_scale,
+                acc, top, total, query, head, table, upper, lower, begin, middle, qk_scale, cap,
                 BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM, DIMS, KEYS, WINDOW, False, DOT,
             )  # fmt: skip
             begin = middle
@@ -231,13 +255,13 @@ def attend_items(
             halves = tl.split(tl.reshape(query, [ROWS, DIMS // 2, 2]))
             zeros = tl.zeros([ROWS, DIMS // 2], tl.float32)
             accs, top, total = _attend_pairs(
-                (zeros, zeros), top, total, halves, head, table, upper, lower, begin, end_key, qk_scale,
+                (zeros, zeros), top, total, halves, head, table, upper, lower, begin, end_key, qk_scale, cap,
                 BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM // 2, DIMS // 2, KEYS, WINDOW, DOT,
             )  # fmt: skip
             acc = tl.interleave(accs[0], accs[1])
         else:
             acc, top, total = _attend_keys(
-                acc, top, total, query, head, table, upper, lower, begin, end_key, qk_scale,
+                acc, top, total, query, head, table, upper, lower, begin, end_key, qk_scale, cap,
                 BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM, DIMS, KEYS, WINDOW, True, DOT,
             )  # fmt: skip
 
@@ -261,13 +285,15 @@ def attend_items(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["layer"])
 def merge_partials(
     out,  # [T, HEADS, HEAD_DIM]
     lse,  # float32[T, HEADS]
     partial_out,  # float32[P, HEADS, HEAD_DIM]
     partial_lse,  # float32[P, HEADS]
     merges,  # int32[grid, 3]: token, first partial output, end of them; none: the output stays
+    sinks,  # float32[LAYERS, HEADS]; None: there are none
+    layer,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIMS: tl.constexpr,
@@ -283,6 +309,9 @@ def merge_partials(
     acc = tl.zeros([DIMS], tl.float32)
     top = float("-inf")
     total = 0.0
+    if sinks is not None:
+        top = tl.load(sinks + layer * HEADS + head)
+        total = 1.0
     for start in range(first, end, PARTIALS):
         places = start + tl.arange(0, PARTIALS)
         present = places < end

@@ -41,6 +41,13 @@ class TritonOperations:
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """See `Operations.silu_mul`."""
+        return self._gated(gate_up, gelu=False)
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """See `Operations.gelu_mul`."""
+        return self._gated(gate_up, gelu=True)
+
+    def _gated(self, gate_up: Tensor, *, gelu: bool) -> Tensor:
         out = torch.empty((len(gate_up), gate_up.shape[1] // 2), dtype=gate_up.dtype, device=gate_up.device)
-        rows.silu_mul_into(gate_up, out)
+        rows.gated_into(gate_up, out, gelu=gelu)
         return out

@@ -12,6 +12,7 @@ import triton
 from torch import Tensor
 
 from kvtransfer.layout import KvLayout
+from services.engine.kernels.base import Scoring
 from services.engine.kernels.gpu.attention import attend_items, merge_partials
 from services.engine.kernels.gpu.launch import UnsupportedShape, dot_dtype
 
@@ -92,7 +93,13 @@ class PagedAttentionKernels:
     """Kernels over a contiguous pool [num_blocks, kv_heads, layers, 2, block_size, head_dim] of `layout`."""
 
     def __init__(
-        self, pool: Tensor, layout: KvLayout, num_heads: int, scale: float, dtype: torch.dtype, scales: Tensor | None
+        self,
+        pool: Tensor,
+        layout: KvLayout,
+        num_heads: int,
+        scoring: Scoring,
+        dtype: torch.dtype,
+        scales: Tensor | None,
     ) -> None:
         """dtype: of q and of the output.
         scales: float32[layers, 2, kv_heads], contiguous, by which K and V in a pool of float8_e4m3fn are multiplied.
@@ -105,7 +112,9 @@ class PagedAttentionKernels:
         if rest or group > 16:
             raise UnsupportedShape(f"{num_heads} query heads over {layout.num_kv_heads} KV heads are not supported")
         self._layout = layout
-        self._qk_scale = scale * math.log2(math.e)
+        self._qk_scale = scoring.scale * math.log2(math.e)
+        self._cap = None if scoring.softcap is None else scoring.softcap * math.log2(math.e)
+        self._sinks = scoring.sinks
         self._scales = scales
         kinds: tuple[Kind, ...] = ("decode", "prefill", "shared")
         fp8 = scales is not None
@@ -153,12 +162,13 @@ class PagedAttentionKernels:
         attend_items[(grid, self._layout.num_kv_heads)](
             q, to.out, to.lse, to.partial_out, to.partial_lse, self._pools[kind],
             items, entries.tokens, entries.limits, entries.partials, entries.tables,
-            self._scales, layer, q.stride(0), self._qk_scale, WINDOW=window, **self._constants[kind],
+            self._scales, self._sinks, layer, q.stride(0), self._qk_scale, self._cap,
+            WINDOW=window, **self._constants[kind],
         )  # fmt: skip
 
-    def merge(self, to: Outputs, merges: Tensor) -> None:
+    def merge(self, layer: int, to: Outputs, merges: Tensor) -> None:
         """Merges partial outputs into one for each token. merges: int32[J, 3], see `merge_partials`."""
         merge_partials[(len(merges), self._heads)](
-            to.out, to.lse, to.partial_out, to.partial_lse, merges,
+            to.out, to.lse, to.partial_out, to.partial_lse, merges, self._sinks, layer,
             HEADS=self._heads, HEAD_DIM=self._layout.head_dim, DIMS=self._dims, PARTIALS=16, num_warps=2,
         )  # fmt: skip

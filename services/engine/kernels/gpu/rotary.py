@@ -80,7 +80,8 @@ def rotate_kernel(
     """Rotates the first NUM_Q + NUM_KV heads of a token, after a norm if there is a weight.
 
     The first NUM_Q heads stay in place. The other rotated ones are K and go to the pool, as do the NUM_KV heads of V
-    behind them, unchanged. A program has HEADS heads of a token. HALF: half of head_dim, rounded up to a power of two.
+    behind them, unchanged. A norm's weight may be float32, as in `rows.norm_kernel`. A program has HEADS heads of a
+    token. HALF: half of head_dim, rounded up to a power of two.
     """
     dtype: tl.constexpr = heads.dtype.element_ty
     half_dim: tl.constexpr = HEAD_DIM // 2
@@ -110,8 +111,8 @@ def rotate_kernel(
         high_weight = tl.load(weight_at + half_dim, mask=has_weight, other=0).to(tl.float32)
         squares = tl.sum(low * low + high * high, axis=1)[:, None]
         factor = tl.rsqrt(squares / HEAD_DIM + eps)
-        low = through(through(low * factor, dtype) * low_weight, dtype)
-        high = through(through(high * factor, dtype) * high_weight, dtype)
+        low = through(through(low * factor, weight.dtype.element_ty) * low_weight, dtype)
+        high = through(through(high * factor, weight.dtype.element_ty) * high_weight, dtype)
     new_low = cast(through(low * low_cos, dtype) + high * low_sin, dtype)
     new_high = cast(through(high * high_cos, dtype) + low * high_sin, dtype)
     tl.store(at, new_low, mask=mask & (head < NUM_Q))

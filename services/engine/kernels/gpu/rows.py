@@ -31,7 +31,10 @@ def norm_kernel(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
-    """Adds y to x if there is a y, then computes the RMSNorm of x. A program has ROWS rows; BLOCK is a power of two."""
+    """Adds y to x if there is a y, then computes the RMSNorm of x. A program has ROWS rows; BLOCK is a power of two.
+
+    With a weight in float32, a row is rounded after it is multiplied by the weight alone.
+    """
     dtype: tl.constexpr = x.dtype.element_ty
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
@@ -43,7 +46,7 @@ def norm_kernel(
         tl.store(x + rows * x_stride + columns, cast(added, dtype), mask=mask)
         value = through(added, dtype)
     factor = tl.rsqrt(tl.sum(value * value, axis=1) / WIDTH + eps)[:, None]
-    normed = through(value * factor, dtype) * scale
+    normed = through(value * factor, weight.dtype.element_ty) * scale
     tl.store(out + rows * WIDTH + columns, cast(normed, dtype), mask=mask)
 
 
@@ -68,10 +71,15 @@ def norm_into(x: Tensor, y: Tensor | None, weight: Tensor, eps: float, out: Tens
 
 
 @triton.jit
-def silu_mul_kernel(
-    gate_up: tl.tensor, out: tl.tensor, stride: tl.tensor, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+def gated_kernel(
+    gate_up: tl.tensor,
+    out: tl.tensor,
+    stride: tl.tensor,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GELU: tl.constexpr,
 ) -> None:
-    """Computes SiLU(gate) * up. A program has BLOCK elements of a row."""
+    """Computes SiLU(gate) * up, or GELU(gate) * up by tanh. A program has BLOCK elements of a row."""
     dtype: tl.constexpr = gate_up.dtype.element_ty
     num_blocks: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
     row = (tl.program_id(0) // num_blocks).to(tl.int64)
@@ -79,16 +87,19 @@ def silu_mul_kernel(
     mask = columns < WIDTH
     gate = tl.load(gate_up + row * stride + columns, mask=mask, other=0).to(tl.float32)
     up = tl.load(gate_up + row * stride + WIDTH + columns, mask=mask, other=0).to(tl.float32)
-    silu = through(gate / (1 + tl.exp(-gate)), dtype)
-    tl.store(out + row * WIDTH + columns, cast(silu * up, dtype), mask=mask)
+    inner = gate
+    if GELU:
+        inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # 2 sqrt(2 / pi)
+    activated = through(gate / (1 + tl.exp(-inner)), dtype)
+    tl.store(out + row * WIDTH + columns, cast(activated * up, dtype), mask=mask)
 
 
-def silu_mul_into(gate_up: Tensor, out: Tensor) -> None:
-    """Writes SiLU(gate) * up, [T, 2 * width], to out [T, width]."""
+def gated_into(gate_up: Tensor, out: Tensor, *, gelu: bool) -> None:
+    """Writes SiLU(gate) * up, or GELU(gate) * up by tanh, [T, 2 * width], to out [T, width]."""
     num_rows, width = out.shape
     block = min(_SILU_BLOCK, triton.next_power_of_2(width))
-    silu_mul_kernel[(num_rows * triton.cdiv(width, block),)](
-        gate_up, out, gate_up.stride(0), WIDTH=width, BLOCK=block, num_warps=4
+    gated_kernel[(num_rows * triton.cdiv(width, block),)](
+        gate_up, out, gate_up.stride(0), WIDTH=width, BLOCK=block, GELU=gelu, num_warps=4
     )
 
 

@@ -7,14 +7,25 @@ from torch import Tensor
 from kvtransfer.layout import KvLayout
 from services.engine.attention.cpu_attention import CpuAttention
 from services.engine.attention.latent_cpu_attention import LatentCpuAttention
+from services.engine.kernels.base import Scoring
 from services.engine.models.config import DecoderConfig
 from services.engine.models.model_config import ModelConfig
 
 
 def make_attention(
-    pool: Tensor, layout: KvLayout, config: ModelConfig, *, fused: bool, before_layer: Callable[[], None]
+    pool: Tensor,
+    layout: KvLayout,
+    config: ModelConfig,
+    sinks: Tensor | None,
+    *,
+    fused: bool,
+    before_layer: Callable[[], None],
 ) -> CpuAttention | LatentCpuAttention:
-    """Makes the attention over a pool of the model's layout. before_layer: called once for each layer of a step."""
+    """Makes the attention over a pool of the model's layout. before_layer: called once for each layer of a step.
+
+    sinks: see `Scoring`.
+    """
     if isinstance(config, DecoderConfig) and config.latent is not None:
         return LatentCpuAttention(pool, layout, config.num_heads, config.latent, fused=fused, before_layer=before_layer)
-    return CpuAttention(pool, layout, config.num_heads, config.scale, fused=fused, before_layer=before_layer)
+    scoring = Scoring(config.scale, config.attention_softcap, sinks)
+    return CpuAttention(pool, layout, config.num_heads, scoring, fused=fused, before_layer=before_layer)

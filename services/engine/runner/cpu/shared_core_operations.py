@@ -58,6 +58,11 @@ class SharedCoreOperations:
         self._cores.adjust_for_prompts()
         return self._operations.silu_mul(gate_up)
 
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """See `Operations.gelu_mul`."""
+        self._cores.adjust_for_prompts()
+        return self._operations.gelu_mul(gate_up)
+
     def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         """See `HostOperations.mask`."""
         self._operations.mask(logits, rows, bits)

@@ -66,6 +66,7 @@ class TorchRunner:
             pool,
             self.layout,
             config,
+            weights.sinks,
             fused=fused,
             before_layer=lambda: None if cores is None else cores.adjust(),
         )

@@ -20,6 +20,7 @@ from torch import Tensor
 from kvtransfer.layout import KvLayout
 from services.engine.attention.base import PagedQueries
 from services.engine.attention.triton_attention import Fp8Kv, TritonAttention, WorkCut
+from services.engine.kernels.base import Scoring
 from services.engine.kernels.gpu.operations import TritonOperations
 from services.engine.kernels.gpu.rows import fill_tokens
 from services.engine.models.base import ModelInput, Weights
@@ -114,7 +115,7 @@ class GpuRunner:
             pool.view(-1).view(getattr(torch, layout.dtype)).view(layout.shape(len(pool))),
             layout,
             config.num_heads,
-            config.scale,
+            Scoring(config.scale, config.attention_softcap, weights.sinks),
             staging=self._buffer,
             cut=WorkCut(device.num_multiprocessors, limits.split_keys, limits.share_prefixes),
             fp8=fp8,

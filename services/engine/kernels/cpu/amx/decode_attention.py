@@ -20,7 +20,7 @@ from services.engine.kernels.cpu.amx import tiles as amx
 from services.engine.kernels.cpu.amx.decode_sums import Sums, make_add_values, make_get, make_put
 from services.engine.kernels.cpu.decode_attention import PLACES, DecodeAttention, make_key_at
 from services.engine.kernels.cpu.decode_softmax import hide
-from services.engine.kernels.cpu.exponential import LOG2_E, exp2, exp2_for_bfloat16
+from services.engine.kernels.cpu.exponential import LOG2_E, capped_score, exp2, exp2_for_bfloat16
 from services.engine.kernels.cpu.head_rows import clear
 from services.engine.kernels.cpu.intrinsics import (
     float64_of,
@@ -71,11 +71,11 @@ class AmxDecodeAttention(DecodeAttention):
     head_dim: a multiple of 32. block_size: a multiple of 16. group: up to MAX_GROUP.
     """
 
-    def __init__(self, dtype: str, head_dim: int, group: int, block_size: int) -> None:
+    def __init__(self, dtype: str, head_dim: int, group: int, block_size: int, *, capped: bool = False) -> None:
         assert dtype == "bfloat16"
         self.config = amx.tile_config()
         self.scratch_bytes = _Memory(head_dim, group).bytes
-        self.kernel = _make_kernel(head_dim, group, block_size)
+        self.kernel = _make_kernel(head_dim, group, block_size, capped=capped)
 
 
 class _Memory:
@@ -94,7 +94,7 @@ class _Memory:
 
 
 @per_item
-def _make_kernel(head_dim: int, group: int, block_size: int) -> Any:
+def _make_kernel(head_dim: int, group: int, block_size: int, *, capped: bool) -> Any:
     """Makes the kernel for one query token in each of R rows. Its arguments are those of
     `decode_attention._make_kernel`.
     """
@@ -103,7 +103,7 @@ def _make_kernel(head_dim: int, group: int, block_size: int) -> Any:
     raw_at, saved_at, thread_bytes = memory.raw, memory.saved, memory.bytes
     key_at = make_key_at(head_dim * 2, block_size)
     score = _make_score(head_dim, block_size, memory)
-    soften = _make_soften(head_dim, group, memory)
+    soften = _make_soften(head_dim, group, memory, capped=capped)
     get_sums, put_sums, add_values = make_get(memory.sums), make_put(memory.sums), make_add_values(memory.sums)
     last_values = _make_last_values(head_dim, memory)
     begin_heads = _make_begin_heads(head_dim, group, memory)
@@ -122,9 +122,9 @@ def _make_kernel(head_dim: int, group: int, block_size: int) -> Any:
             prefetch_far(keys + line)
 
     @njit
-    def attend(raw: int, keys: int, begin: int, end: int, scale: float, memory: int) -> None:
+    def attend(raw: int, keys: int, begin: int, end: int, scale: float, cap: float, memory: int) -> None:
         """Adds the values of 16 keys by their scores. Keys before `begin` and from `end` on are hidden."""
-        soften(raw, begin, end, scale, memory)
+        soften(raw, begin, end, scale, cap, memory)
         values = keys + plane_bytes
         if end < _KEYS:
             values = last_values(values, end, memory)
@@ -133,6 +133,7 @@ def _make_kernel(head_dim: int, group: int, block_size: int) -> Any:
     @njit(error_model="numpy")
     def work(a: Any, item: int, thread: int) -> None:
         kv_heads, scale = a[arg.kv_heads], float32(float64_of(a[arg.scale]))
+        cap = float32(float64_of(a[arg.cap]))
         row, head = item // kv_heads, item % kv_heads
         first_key, length = int64(int_pointer(a[arg.first_keys])[row]), int64(int_pointer(a[arg.seq_lens])[row])
         token = int64(int_pointer(a[arg.tokens])[row])
@@ -154,10 +155,10 @@ def _make_kernel(head_dim: int, group: int, block_size: int) -> Any:
                 prefetch_keys(a, min(item + 1, a[NUM_ITEMS] - 1), (k - start) % _AHEAD)
             score(keys, raw, memory)
             if k > start:
-                attend(other_raw, earlier, first_key - k + _KEYS, length - k + _KEYS, scale, memory)
+                attend(other_raw, earlier, first_key - k + _KEYS, length - k + _KEYS, scale, cap, memory)
             raw, other_raw, earlier = other_raw, raw, keys
         last = (length - 1) // _KEYS * _KEYS
-        attend(other_raw, earlier, first_key - last, length - last, scale, memory)
+        attend(other_raw, earlier, first_key - last, length - last, scale, cap, memory)
         put_sums(memory)
         amx.load_config(saved)
         end_heads(a, token, head, memory)
@@ -184,7 +185,7 @@ def _make_score(head_dim: int, block_size: int, memory: _Memory) -> Any:
     return score
 
 
-def _make_soften(head_dim: int, group: int, memory: _Memory) -> Any:
+def _make_soften(head_dim: int, group: int, memory: _Memory, *, capped: bool) -> Any:
     scores_at, references_at, totals_at, sums = memory.scores, memory.references, memory.totals, memory.sums
     weights_at, odd_weights, sums_at, odd_sums = sums.weights, sums.odd_weights, sums.sums, sums.odd_sums
     columns = head_dim // 32
@@ -207,11 +208,16 @@ def _make_soften(head_dim: int, group: int, memory: _Memory) -> Any:
             references[g] = reference
 
     @njit
-    def soften(raw: int, begin: int, end: int, scale: float, memory: int) -> None:
+    def soften(raw: int, begin: int, end: int, scale: float, cap: float, memory: int) -> None:
         """Writes the weights of 16 keys, and shrinks sums if their references are too low."""
         scores, references = memory + scores_at, float_pointer(memory + references_at)
         for quad in range(0, group, 4):
             transpose_quads(raw + quad * 4, _LINE, scores + quad * _LINE, _LINE)
+        if capped:
+            for g in range(group):
+                at = scores + g * _LINE
+                store_floats(at, capped_score(load_floats(at), spread(scale), spread(cap)))
+            scale = float32(1)
         if begin > 0 or end < _KEYS:
             for g in range(group):
                 hide(scores + g * _LINE, begin, end)
@@ -260,7 +266,7 @@ def _make_begin_heads(head_dim: int, group: int, memory: _Memory) -> Any:
     def begin_heads(a: Any, token: int, head: int, begun: bool, memory: int) -> None:
         """Writes queries, sums, totals and references.
 
-        The last three are zeros, or continue the attention over the keys before the first.
+        The last three are zeros or those of the sinks, or continue the attention over the keys before the first.
         """
         q, references = word_pointer(memory + q_at), float_pointer(memory + references_at)
         first_head = (token * a[arg.kv_heads] + head) * group
@@ -270,6 +276,9 @@ def _make_begin_heads(head_dim: int, group: int, memory: _Memory) -> Any:
             for w in range(head_dim // 2):
                 q[w * LANES + g] = words[w]
             references[g] = LOWEST
+            if a[arg.sinks] != 0 and not begun:
+                float_pointer(memory + totals_at + g * _LINE)[0] = float32(1)
+                references[g] = max(float_pointer(a[arg.sinks])[head * group + g] * float32(LOG2_E), LOWEST)
             if begun:
                 float_pointer(memory + totals_at + g * _LINE)[0] = float32(1)
                 references[g] = float_pointer(a[arg.lse])[first_head + g] * float32(LOG2_E)
