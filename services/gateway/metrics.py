@@ -315,11 +315,23 @@ class PairFigures:
     last_failure: str = ""
 
 
+@dataclass(slots=True)
+class PairFailures:
+    """Handoffs of one pair that failed. last: why the last one did."""
+
+    number: int = 0
+    last: str = ""
+
+
 class PairHandoffs(Collector):
-    """The handoffs between pairs of live workers, by their addresses, and the reads, as decode workers told of them."""
+    """The handoffs between pairs of live workers, by their addresses, and the reads, as decode workers told of them.
+
+    Failures are also kept by themselves until they are taken, since a pair goes with its worker, whose loss may be one.
+    """
 
     def __init__(self) -> None:
         self.by_pair: dict[PairNames, PairFigures] = {}
+        self._failures: dict[PairNames, PairFailures] = {}  # that nobody has taken so far
 
     def add(self, pair: PairNames, moved: Moved) -> None:
         """Adds the reads of a handoff."""
@@ -336,6 +348,13 @@ class PairHandoffs(Collector):
             figures.failed += 1
             if outcome != "failed_handoff":  # of which a worker has said the reason
                 figures.last_failure = outcome.removeprefix("failed_")
+            failures = self._failures.setdefault(pair, PairFailures())
+            failures.number, failures.last = failures.number + 1, figures.last_failure
+
+    def take_failures(self) -> Mapping[PairNames, PairFailures]:
+        """Returns the failures since the last call, also of pairs of which a worker is gone by now."""
+        taken, self._failures = self._failures, {}
+        return taken
 
     def note_failed(self, pair: PairNames, reason: EndReason) -> None:
         """Notes the reason of a failure, which a worker reports before the attempt ends."""

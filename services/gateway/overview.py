@@ -86,6 +86,9 @@ class PrefixHit:
 class Overseen(Protocol):
     """The dispatch side, as it is shown."""
 
+    def gateway_id(self) -> str:
+        """Returns the gateway's id, which changes when all of its handles are used up."""
+
     def overview(self) -> DispatchOverview:
         """Says how everything is now."""
 

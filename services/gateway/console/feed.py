@@ -41,7 +41,7 @@ class Feed:
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._listeners: dict[Listener, None] = {}
-        self._ticks = Ticks(sources)
+        self._ticks = Ticks(sources, TURN_S / 2)
         self._rows = RowChanges(sources.records.rows)
         self._history = History(sources)
         self._events = FleetEvents()
@@ -103,11 +103,12 @@ class Feed:
             raise unavailable("The server is restarting. Try again.", retry_after_s=1)
         tenants = [other for other in self._listeners if not other.view.sees_all]
         of_key = [other for other in tenants if other.view == listener.view]
-        full = len(self._listeners) >= MAX_LISTENERS
-        if not listener.view.sees_all:
-            full = full or len(tenants) >= MAX_OF_TENANTS or len(of_key) >= MAX_OF_KEY
-        if full:
-            raise _too_many(len(of_key) if of_key else len(self._listeners))
+        if len(self._listeners) >= MAX_LISTENERS:
+            raise _too_many(f"{MAX_LISTENERS} consoles listen")
+        if not listener.view.sees_all and len(of_key) >= MAX_OF_KEY:
+            raise _too_many(f"{MAX_OF_KEY} consoles with this key listen")
+        if not listener.view.sees_all and len(tenants) >= MAX_OF_TENANTS:
+            raise _too_many(f"{MAX_OF_TENANTS} consoles that see the requests of one key listen")
 
     def take_turn(self) -> None:
         """Tells all listeners what is and has changed; takes a sample where one is due. Raises what its parts raise."""
@@ -124,7 +125,7 @@ class Feed:
     def _take_turn(self, before: Position, samples_due: bool) -> None:
         self._sources.records.rows.settle()
         overview, parts = self._sources.dispatch.overview(), []
-        found = self._events.look(overview, self._sources.metrics.pairs.by_pair, self._redis_down())
+        found = self._events.look(overview, self._sources.metrics.pairs.take_failures(), self._redis_down())
         if samples_due:
             self._sampled += STEP_S * max(1, (time.monotonic() - self._sampled) // STEP_S)
             parts.append(_event_of("sample", self._history.take(overview)))
@@ -219,5 +220,5 @@ def _event_of(name: str, data: bytes) -> bytes:
     return event(name, orjson.Fragment(data))
 
 
-def _too_many(number: int) -> ApiError:
-    return unavailable(f"{number} consoles listen already. Close one, or try again later.", retry_after_s=5)
+def _too_many(limit: str) -> ApiError:
+    return unavailable(f"{limit} already. Close one, or try again later.", retry_after_s=5)

@@ -7,7 +7,7 @@ from itertools import islice
 
 import orjson
 
-from services.gateway.metrics import PairFigures, PairNames
+from services.gateway.metrics import PairFailures, PairNames
 from services.gateway.overview import DispatchOverview, WorkerOverview, WorkerState
 
 KEPT_EVENTS = 200
@@ -27,16 +27,19 @@ class FleetEvents:
         self.num_events = 0
         self._kept: deque[bytes] = deque(maxlen=KEPT_EVENTS)
         self._workers: Mapping[str, WorkerOverview] = {}
-        self._failed: dict[PairNames, int] = {}
         self._avoided: set[PairNames] = set()
         self._draining = False
         self._redis_down = False
 
     def look(
-        self, overview: DispatchOverview, pairs: Mapping[PairNames, PairFigures], redis_down: str | None
+        self, overview: DispatchOverview, failures: Mapping[PairNames, PairFailures], redis_down: str | None
     ) -> list[bytes]:
-        """Returns the events since the last call. redis_down: why Redis does not answer; None: it does."""
-        found = [*self._of_workers(overview), *self._of_pairs(overview, pairs), *self._of_gateway(overview, redis_down)]
+        """Returns the events since the last call.
+
+        failures: of handoffs since then. redis_down: why Redis does not answer; None: it does.
+        """
+        of_pairs = self._of_pairs(overview, failures)
+        found = [*self._of_workers(overview), *of_pairs, *self._of_gateway(overview, redis_down)]
         self._kept.extend(found)
         self.num_events += len(found)
         return found
@@ -58,13 +61,11 @@ class FleetEvents:
             if worker.state in _KINDS:
                 yield _event(worker.since, _KINDS[worker.state], address, _text_of(worker))
 
-    def _of_pairs(self, overview: DispatchOverview, pairs: Mapping[PairNames, PairFigures]) -> Iterator[bytes]:
-        before, self._failed = self._failed, {names: figures.failed for names, figures in pairs.items()}
-        for names, number in self._failed.items():
-            if (more := number - before.get(names, 0)) > 0:
-                many = "a handoff" if more == 1 else f"{more} handoffs"
-                text = f"{many} failed, the last one with {pairs[names].last_failure}"
-                yield _event(None, "handoff_failed", " → ".join(names), text)
+    def _of_pairs(self, overview: DispatchOverview, failures: Mapping[PairNames, PairFailures]) -> Iterator[bytes]:
+        for names, failed in failures.items():
+            many = "a handoff" if failed.number == 1 else f"{failed.number} handoffs"
+            text = f"{many} failed, the last one with {failed.last}"
+            yield _event(None, "handoff_failed", " → ".join(names), text)
         avoided = {(pair.prefill, pair.decode): pair for pair in overview.avoided}
         for names in avoided.keys() - self._avoided:
             yield _event(avoided[names].since, "link_avoided", " → ".join(names), avoided[names].why)

@@ -137,10 +137,9 @@ class ConsolePages:
 
     def _about(self, exchange: Exchange) -> dict[str, Any]:
         sources, view = self._sources, view_of(exchange.caller)
-        overview = sources.dispatch.overview()
         return {
             "version": self._version,
-            "gateway": overview.gateway,
+            "gateway": sources.dispatch.gateway_id(),
             "pid": os.getpid(),
             "models": list(sources.model_names),
             "sees": "all" if view.sees_all else "own",

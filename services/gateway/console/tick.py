@@ -18,8 +18,10 @@ from services.protocol.versions import PROTOCOL_MAJOR, PROTOCOL_MINOR
 class Ticks:
     """Makes ticks."""
 
-    def __init__(self, sources: Sources) -> None:
+    def __init__(self, sources: Sources, least_s: float) -> None:
+        """least_s: a rate is over so many seconds or more."""
         self._sources = sources
+        self._least_s = least_s
         self._version = version("baton-serve")  # is read from files
         self._process = psutil.Process()
         self._began = time.monotonic()
@@ -89,11 +91,11 @@ class Ticks:
         if worker.computed_tokens is None:
             return None
         now, life = time.monotonic(), worker.described["incarnation"]
-        self._computed[life] = worker.computed_tokens, now
-        if life not in before:
+        tokens, then = self._computed[life] = before.get(life, (worker.computed_tokens, now))
+        if now - then < self._least_s:
             return None
-        tokens, then = before[life]
-        return round((worker.computed_tokens - tokens) / max(now - then, 1e-3), 1)
+        self._computed[life] = worker.computed_tokens, now
+        return round((worker.computed_tokens - tokens) / (now - then), 1)
 
 
 def _links(by_pair: Mapping[PairNames, PairFigures], overview: DispatchOverview) -> Iterator[dict[str, Any]]:

@@ -41,6 +41,10 @@ class Overseer:
         self._hits = hits
         self._status = status
 
+    def gateway_id(self) -> str:
+        """See Overseen."""
+        return self._status().gateway
+
     def overview(self) -> DispatchOverview:
         """See Overseen."""
         status, now = self._status(), time.time()

@@ -45,10 +45,13 @@ class ScriptedFleet:
     asked: int = 0  # for an overview
     broken: Exception | None = None
 
+    def gateway_id(self) -> str:
+        return "00000000000000aa"
+
     def overview(self) -> DispatchOverview:
         self.asked += 1
         return DispatchOverview(
-            gateway="00000000000000aa",
+            gateway=self.gateway_id(),
             ready=not self.draining,
             draining=self.draining,
             waiting=self.waiting,

@@ -3,26 +3,33 @@
 import gc
 import json
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
 import pytest
+from prometheus_client import CollectorRegistry
 
 from kvtransfer.messages import EndReason
 from kvtransfer.moved import Moved
 from services.config import WorkerRole
+from services.gateway.api.errors import ApiError
 from services.gateway.api.records.attempt_record import AttemptRecord, Ended
 from services.gateway.api.records.request_record import RequestRecord
+from services.gateway.api.records.request_records import RequestRecords
 from services.gateway.api.records.request_rows import Outcome, Phase, RequestRows, outcome_of, phase_of
+from services.gateway.console import feed, tick
+from services.gateway.console.feed import Feed
 from services.gateway.console.fleet_events import KEPT_EVENTS, FleetEvents
+from services.gateway.console.listener import Listener
 from services.gateway.console.row_changes import RowChanges
-from services.gateway.console.sources import RedisUsers
+from services.gateway.console.sources import RedisUsers, Sources
 from services.gateway.console.unhealthy import unhealthy
 from services.gateway.console.view import EVERYTHING, View
-from services.gateway.metrics import PairFigures, PairHandoffs
+from services.gateway.metrics import GatewayMetrics, PairHandoffs
 from services.gateway.overview import AvoidedPair, BlockUse, DispatchOverview, WorkerOverview, WorkerState
 from services.prefix_index.reachability import Reachability
-from tests.gateway.console.scripted_fleet import a_worker
+from tests.gateway.console.scripted_fleet import ScriptedFleet, a_worker
 
 
 def overview(*workers: WorkerOverview, **changes: Any) -> DispatchOverview:
@@ -194,16 +201,74 @@ def test_events_are_what_differs_from_the_last_look():
 
 
 def test_failed_handoffs_are_one_event_a_look():
-    events, pairs = FleetEvents(), {("p:1", "d:1"): PairFigures(failed=1, last_failure="STALE")}
-    text = "a handoff failed, the last one with STALE"
-    assert kinds(events.look(overview(), pairs, None)) == [("handoff_failed", "p:1 → d:1", text)]
-    pairs["p:1", "d:1"] = PairFigures(failed=41, last_failure="STALLED")
-    ((_, _, text),) = kinds(events.look(overview(), pairs, None))
-    assert text == "40 handoffs failed, the last one with STALLED"
-    for number in range(KEPT_EVENTS + 50):
-        pairs["p:1", "d:1"] = PairFigures(failed=100 + number)
-        events.look(overview(), pairs, None)
+    events, pairs, pair = FleetEvents(), PairHandoffs(), ("p:1", "d:1")
+
+    def look() -> list[tuple[str, str, str]]:
+        return kinds(events.look(overview(), pairs.take_failures(), None))
+
+    pairs.note_failed(pair, EndReason.STALE)
+    pairs.note_ended(pair, "failed_handoff")
+    assert look() == [("handoff_failed", "p:1 → d:1", "a handoff failed, the last one with STALE")]
+    assert look() == []
+    for reason in (EndReason.STALE, EndReason.STALLED):
+        pairs.note_failed(pair, reason)
+        pairs.note_ended(pair, "failed_handoff")
+    assert look() == [("handoff_failed", "p:1 → d:1", "2 handoffs failed, the last one with STALLED")]
+    for _ in range(KEPT_EVENTS + 50):
+        pairs.note_ended(pair, "failed_draining")
+        look()
     assert len(events.since(0)) == KEPT_EVENTS
+
+
+def test_a_handoff_that_fails_with_its_worker_is_an_event_though_the_pair_is_gone():
+    events, pairs, pair = FleetEvents(), PairHandoffs(), ("p:1", "d:1")
+    pairs.note_ended(pair, "failed_worker_lost")
+    pairs.remove_worker("d:1")
+    assert pairs.by_pair == {}
+    text = "a handoff failed, the last one with worker_lost"
+    assert kinds(events.look(overview(), pairs.take_failures(), None)) == [("handoff_failed", "p:1 → d:1", text)]
+
+
+def test_a_rate_is_over_half_a_turn_or_more(monkeypatch: pytest.MonkeyPatch):
+    """The turn of the first listener and the next one may be milliseconds apart."""
+    now = [10.0]
+    monkeypatch.setattr(tick, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    ticks = tick.Ticks(_sources(), 0.5)
+
+    def rate(computed_tokens: int) -> float | None:
+        (worker,) = ticks._workers(overview(a_worker(computed_tokens=computed_tokens)))
+        found: float | None = worker["tokens_per_s"]
+        return found
+
+    assert rate(100) is None
+    now[0] += 0.002
+    assert rate(120) is None, "it would be 10,000 a second"
+    now[0] += 0.998
+    assert rate(200) == 100.0
+    now[0] += 1
+    assert rate(250) == 50.0
+    assert rate(260) is None
+    ticks.stop()
+    assert rate(270) is None
+
+
+def test_consoles_of_tenants_have_a_limit_of_their_own():
+    told = Feed(_sources())
+
+    def listener(view: View) -> Listener:
+        return Listener(exchange_stream, view, lambda: True, leaves_early=False)
+
+    exchange_stream: Any = None  # nothing is written
+    for number in range(feed.MAX_OF_TENANTS):
+        told._listeners[listener(View(f"key {number}"))] = None
+    with pytest.raises(ApiError, match="16 consoles that see the requests of one key listen already"):
+        told._check_room(listener(View("another")))
+    told._check_room(listener(EVERYTHING))
+
+
+def _sources() -> Sources:
+    metrics = GatewayMetrics(CollectorRegistry())
+    return Sources(dispatch=ScriptedFleet(), records=RequestRecords(metrics), metrics=metrics, model_names=("m",))
 
 
 def test_what_is_not_as_it_should_be_is_listed_worst_first():
