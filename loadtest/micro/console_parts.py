@@ -96,6 +96,10 @@ class _Reader:
 class _Fleet:
     """An Overseen of 16 workers."""
 
+    def gateway_id(self) -> str:
+        """See Overseen."""
+        return "aa"
+
     def overview(self) -> DispatchOverview:
         """See Overseen."""
         workers = [
