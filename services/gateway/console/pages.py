@@ -21,6 +21,7 @@ from services.gateway.console.view import View, view_of
 from services.gateway.http.exchange import ClientGone, Exchange
 
 SLOW_S = 20.0  # for a client to take what is written to it
+_MAX_DIGITS = 15  # of a request's number
 FEED_S = 24 * 3600.0  # of one stream; consoles then begin another one
 
 _HEADERS = {"content-security-policy": POLICY, "cache-control": "no-cache", "referrer-policy": "no-referrer"}
@@ -166,7 +167,7 @@ def _number_of(exchange: Exchange) -> int | None:
     values = exchange.query().get("n", [])
     if not values:
         return None
-    if not values[0].isascii() or not values[0].isdigit():
+    if not values[0].isascii() or not values[0].isdigit() or len(values[0]) > _MAX_DIGITS:
         raise invalid("'n' is the number of a request.", "n")
     return int(values[0])
 

@@ -81,11 +81,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     ) -> None:
         """Answers one call. inference.proto has its description."""
         async with self._answering("grpc.generate", request, context) as (record, header):
+            caller = self._caller(record, header)
             self._runners.records.begin(record, header)
             if request.WhichOneof("prompt") == "chat":
-                await self._generate(self._runners.of(ChatRequest), request, record, header, context)
+                await self._generate(self._runners.of(ChatRequest), request, record, header, caller, context)
             else:
-                await self._generate(self._runners.of(CompletionRequest), request, record, header, context)
+                await self._generate(self._runners.of(CompletionRequest), request, record, header, caller, context)
 
     async def Embed(
         self,
@@ -100,11 +101,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             return validate_request(fields, EmbeddingRequest, _NO_FIELDS)
 
         async with self._answering("grpc.embed", request, context) as (record, header):
+            caller = self._caller(record, header)
             self._runners.records.begin(record, header)
             translated = await runner.side.run_if(request.ByteSize() > _SMALL_BYTES, translate)
             asked = runner.check(translated)
             _take_request_id(record, translated.request_id, header, context)
-            terms = self._terms(record, header, context)
+            terms = self._terms(header, caller, context)
             async with asyncio.timeout(terms.timeout_s + READING_GRACE_S):
                 return embed_response(await runner.run(asked, record, terms))
 
@@ -181,11 +183,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         request: inference_pb2.GenerateRequest,
         record: RequestRecord,
         header: Header,
+        caller: Caller,
         context: "grpc.aio.ServicerContext[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]",
     ) -> None:
         asked = await self._checked(runner, request, record, context)
         _take_request_id(record, asked.request.request_id, header, context)
-        terms = self._terms(record, header, context)
+        terms = self._terms(header, caller, context)
         async with (
             asyncio.timeout(terms.timeout_s + READING_GRACE_S),
             runner.run(asked, record, terms) as updates,
@@ -195,8 +198,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 if update.finish_reason is not None or update.tokens:
                     await context.write(response_of(update, updates.usage() if updates.done else None))
 
-    def _terms(self, record: RequestRecord, header: Header, context: "grpc.aio.ServicerContext[Any, Any]") -> Terms:
-        caller = self._caller(record, header)
+    def _terms(self, header: Header, caller: Caller, context: "grpc.aio.ServicerContext[Any, Any]") -> Terms:
         remaining_s = context.time_remaining()  # 0: the deadline passed; None: there is none
         timeout_s = self._request_timeout_s if remaining_s is None else min(self._request_timeout_s, remaining_s)
         return Terms(timeout_s, parse_ttft_slo(header(TTFT_SLO_HEADER), self._ttft_slo_s), caller)

@@ -17,7 +17,7 @@ from services.gateway.api.errors import ApiError
 from services.gateway.api.records.attempt_record import AttemptRecord, Ended
 from services.gateway.api.records.request_record import RequestRecord
 from services.gateway.api.records.request_records import RequestRecords
-from services.gateway.api.records.request_rows import Outcome, Phase, RequestRows, outcome_of, phase_of
+from services.gateway.api.records.request_rows import GRPC_REFUSALS, Outcome, Phase, RequestRows, outcome_of, phase_of
 from services.gateway.console import feed, tick
 from services.gateway.console.feed import Feed
 from services.gateway.console.fleet_events import KEPT_EVENTS, FleetEvents
@@ -26,6 +26,7 @@ from services.gateway.console.row_changes import RowChanges
 from services.gateway.console.sources import RedisUsers, Sources
 from services.gateway.console.unhealthy import unhealthy
 from services.gateway.console.view import EVERYTHING, View
+from services.gateway.grpc_api.servicer import CODE_OF_STATUS
 from services.gateway.metrics import GatewayMetrics, PairHandoffs
 from services.gateway.overview import AvoidedPair, BlockUse, DispatchOverview, WorkerOverview, WorkerState
 from services.prefix_index.reachability import Reachability
@@ -56,6 +57,10 @@ def overview(*workers: WorkerOverview, **changes: Any) -> DispatchOverview:
 )
 def test_a_request_ends_in_one_of_four_ways(status: int | str, error: str | None, outcome: Outcome):
     assert outcome_of(RequestRecord("a", status=status, error=error)) is outcome
+
+
+def test_grpc_refuses_with_the_codes_of_http_s_refusals():
+    assert {code.name for status, code in CODE_OF_STATUS.items() if 400 <= status < 499} == GRPC_REFUSALS
 
 
 def an_attempt(**changes: Any) -> AttemptRecord:

@@ -82,6 +82,8 @@ async def test_an_id_that_two_tenants_chose_shows_each_its_own(api: Api, key_set
     answer = await api.http.get(f"/console/requests/the-same?n={foreign}", headers=bearer(key_set.acme))
     assert answer.status_code == 404
     assert (await api.admin.get("/console/requests/x?n=y", headers=bearer("plain-key"))).status_code == 400
+    many = "1" * 5000
+    assert (await api.admin.get(f"/console/requests/x?n={many}", headers=bearer("plain-key"))).status_code == 400
 
 
 async def test_an_admin_key_sees_everything_at_either_port(api: Api, key_set: KeySet):

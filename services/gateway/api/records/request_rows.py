@@ -21,8 +21,8 @@ _AT_ONCE = 32  # rows
 _OK = (200, "OK")
 _LEFT = (499, "CANCELLED")
 # gRPC's names for what HTTP answers with a status from 400 to 498.
-_REFUSALS = frozenset(
-    ["INVALID_ARGUMENT", "NOT_FOUND", "UNAUTHENTICATED", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "OUT_OF_RANGE"]
+GRPC_REFUSALS = frozenset(
+    ["INVALID_ARGUMENT", "NOT_FOUND", "UNAUTHENTICATED", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED"]
 )
 
 
@@ -50,7 +50,7 @@ def outcome_of(record: RequestRecord) -> Outcome:
         return Outcome.OK
     if status in _LEFT:
         return Outcome.LEFT
-    refused = status in _REFUSALS if isinstance(status, str) else 400 <= status < 500
+    refused = status in GRPC_REFUSALS if isinstance(status, str) else 400 <= status < 500
     return Outcome.REFUSED if refused else Outcome.FAILED
 
 

@@ -128,7 +128,8 @@ def _page(items: list[dict[str, Any]], query: dict[str, list[str]]) -> dict[str,
     if order not in ("asc", "desc"):
         raise invalid("Invalid 'order': supported are 'asc' or 'desc'.", "order", "invalid_value")
     limit = query.get("limit", [str(DEFAULT_ITEMS)])[-1]
-    if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:9]) <= MOST_ITEMS:
+    is_number = limit.isascii() and limit.isdigit() and len(limit) <= _MAX_DIGITS
+    if not is_number or not 1 <= int(limit) <= MOST_ITEMS:
         raise invalid(f"Invalid 'limit': it must be from 1 to {MOST_ITEMS}.", "limit", "invalid_value")
     ordered = items if order == "asc" else items[::-1]
     if after := query.get("after", [""])[-1]:
