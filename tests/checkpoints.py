@@ -14,6 +14,12 @@ from transformers import (
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MinistralConfig,
@@ -37,6 +43,9 @@ from transformers import (
 FAMILIES = {
     "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM),
     "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM),
+    "gemma2": (Gemma2Config, Gemma2ForCausalLM),
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
+    "gpt_oss": (GptOssConfig, GptOssForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "ministral": (MinistralConfig, MinistralForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
@@ -64,6 +73,7 @@ OF_EXPERTS: dict[str, dict[str, Any]] = {
         "topk_group": 2,
         "first_k_dense_replace": 1,
     },
+    "gpt_oss": {"num_local_experts": 9, "num_experts_per_tok": 2},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2_moe": {
         "num_experts": 6,
@@ -125,7 +135,7 @@ def write_checkpoint(
         shape |= {"ffn_dim": 96, "pad_token_id": None}
     else:
         shape |= {"intermediate_size": 96, "num_key_value_heads": 2}
-    if family in ("llama", "ministral", "mistral", "mixtral", "qwen3"):
+    if family in ("gemma2", "gemma3", "gpt_oss", "llama", "ministral", "mistral", "mixtral", "qwen3"):
         shape["head_dim"] = 16
     if family in ("deepseek_v2", "deepseek_v3"):
         shape |= LATENT
@@ -159,7 +169,7 @@ def _randomize(name: str, parameter: torch.Tensor, generator: torch.Generator) -
         parameter.copy_(0.3 * noise)
     elif "norm" in name:
         parameter.copy_(1 + 0.2 * noise)
-    elif "embed_positions" in name:
+    elif "embed_positions" in name or name.endswith("sinks"):
         parameter.copy_(noise)
     elif "embed_tokens" in name or "lm_head" in name:
         # Small beside what the layers add: a tied head would else repeat the last token for ever.

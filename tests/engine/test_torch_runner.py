@@ -93,6 +93,104 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
         },
     ),
+    "gemma2-gqa2-16": ("gemma2", {"sliding_window": 20}),
+    "gemma2-gqa3-24-caps-all-settings": (
+        "gemma2",
+        {
+            "num_attention_heads": 6,
+            "hidden_size": 96,
+            "head_dim": 24,
+            "num_hidden_layers": 3,
+            "attention_bias": True,
+            "attn_logit_softcapping": 1.5,
+            "final_logit_softcapping": 4.0,
+            "query_pre_attn_scalar": 10,
+            "rms_norm_eps": 1e-3,
+            "sliding_window": 9,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0},
+        },
+    ),
+    "gemma2-mqa-80-tied-no-caps": (
+        "gemma2",
+        {
+            "seed": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 80,
+            "tie_word_embeddings": True,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "query_pre_attn_scalar": 700,
+        },
+    ),
+    "gemma2-all-layers-slide": ("gemma2", {"sliding_window": 16, "layer_types": ["sliding_attention"] * 2}),
+    "gemma3-gqa2-16": ("gemma3", {"sliding_window": 20, "num_hidden_layers": 7}),
+    "gemma3-gqa3-24-all-settings": (
+        "gemma3",
+        {
+            "num_attention_heads": 6,
+            "hidden_size": 96,
+            "head_dim": 24,
+            "num_hidden_layers": 4,
+            "attention_bias": True,
+            "final_logit_softcapping": 5.0,
+            "query_pre_attn_scalar": 30,
+            "rms_norm_eps": 1e-3,
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+            },
+        },
+    ),
+    "gemma3-mqa-128-tied-yarn": (
+        "gemma3",
+        {
+            "seed": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 128,
+            "tie_word_embeddings": True,
+            "query_pre_attn_scalar": 500,
+            "sliding_window": 33,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "rope_parameters": {"full_attention": YARN_ROPE, "sliding_attention": {"rope_type": "default"}},
+        },
+    ),
+    "gemma3-no-layer-slides": ("gemma3", {"head_dim": 40, "layer_types": ["full_attention"] * 2}),
+    "gpt-oss-gqa2-16": ("gpt_oss", {"sliding_window": 20}),
+    "gpt-oss-gqa3-24-all-settings": (
+        "gpt_oss",
+        {
+            "num_attention_heads": 6,
+            "hidden_size": 96,
+            "head_dim": 24,
+            "num_hidden_layers": 3,
+            "num_local_experts": 7,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 40,
+            "swiglu_limit": 2.0,
+            "swiglu_alpha": 1.1,
+            "rms_norm_eps": 1e-3,
+            "sliding_window": 9,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "rope_parameters": YARN_ROPE | {"truncate": False},
+        },
+    ),
+    "gpt-oss-mqa-64-tied-one-expert": (
+        "gpt_oss",
+        {
+            "num_key_value_heads": 1,
+            "head_dim": 64,
+            "tie_word_embeddings": True,
+            "num_experts_per_tok": 1,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
+    "gpt-oss-no-biases-all-layers-slide": (
+        "gpt_oss",
+        {"attention_bias": False, "sliding_window": 16, "layer_types": ["sliding_attention"] * 2},
+    ),
     "mistral-window": ("mistral", {"sliding_window": 24, "num_hidden_layers": 3}),
     "mistral-window-of-a-block": ("mistral", {"sliding_window": 16}),
     "mistral-no-window-linear-rope": (
@@ -299,7 +397,15 @@ def test_recorded_steps_compute_what_others_do(kernels: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    "shape", ["llama-gqa3-biases", "qwen3-gqa4-128-tied", "mistral-window", "llama-80", "bfloat16"]
+    "shape",
+    [
+        "llama-gqa3-biases",
+        "qwen3-gqa4-128-tied",
+        "mistral-window",
+        "llama-80",
+        pytest.param("gemma3-mqa-128-tied-yarn", marks=pytest.mark.long),
+        "bfloat16",
+    ],
 )
 def test_few_queries_get_what_they_get_among_all(shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In any order, repeated, and so many that rows run in blocks. All KV is written to the bit, even with none.
@@ -345,6 +451,9 @@ def test_few_queries_get_what_they_get_among_all(shape: str, tmp_path: Path, mon
     [
         ("llama", torch.bfloat16, 0.5),
         ("qwen3", torch.bfloat16, 0.5),
+        ("gemma2", torch.bfloat16, 0.5),
+        ("gemma3", torch.bfloat16, 0.5),
+        ("gpt_oss", torch.bfloat16, 0.5),
         ("mistral", torch.float16, 0.1),
         ("opt", torch.float16, 0.1),
     ],

@@ -38,6 +38,9 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_attention_heads": 6, "hidden_size": 96, "head_dim": 80, "attention_bias": True, "mlp_bias": True},
     ),
     "qwen3-gqa4-128": ("qwen3", {"num_key_value_heads": 2, "num_attention_heads": 8, "head_dim": 128}),
+    "gemma2-gqa2-biases": ("gemma2", {"sliding_window": 20, "attention_bias": True, "attn_logit_softcapping": 2.0}),
+    "gemma3-mqa-24": ("gemma3", {"sliding_window": 20, "num_key_value_heads": 1, "head_dim": 24}),
+    "gpt-oss": ("gpt_oss", {"sliding_window": 20}),
     "mistral-window": ("mistral", {"sliding_window": 24}),
     "qwen3-some-layers-slide": (
         "qwen3",

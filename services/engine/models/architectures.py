@@ -6,6 +6,7 @@ Nothing here needs torch: what cannot be served is refused before any process st
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from services.engine.models.config import FAMILIES, decoder_shapes, decoder_shares, parse_decoder_config
@@ -85,8 +86,8 @@ def num_parameters(config: ModelConfig) -> int:
 def _num_read(shape: tuple[int, ...], share: Share | None) -> int:
     if share is None:
         return 0
-    slices = (slice(None) if one is None else one for one in share)
-    return math.prod(len(range(length)[one]) for length, one in zip(shape, slices, strict=False))
+    parts = zip_longest(shape, share[: len(shape)])  # of a tensor with more dimensions, the others are read whole
+    return math.prod(length if part is None else len(range(length)[part]) for length, part in parts)
 
 
 def _is_kv_only(quantization: ConfigSettings) -> bool:

@@ -8,11 +8,26 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 from services.engine.attention.latent import Latent
-from services.engine.models.expert_tensors import DEEPSEEK, MIXTRAL, QWEN, ExpertNames, expert_shapes, expert_shares
-from services.engine.models.experts_config import Experts, mixtral_experts, qwen2_experts, qwen3_experts
+from services.engine.models.expert_tensors import (
+    DEEPSEEK,
+    GPT_OSS,
+    MIXTRAL,
+    QWEN,
+    ExpertNames,
+    expert_shapes,
+    expert_shares,
+)
+from services.engine.models.experts_config import (
+    Experts,
+    gpt_oss_experts,
+    mixtral_experts,
+    qwen2_experts,
+    qwen3_experts,
+)
+from services.engine.models.gemma_settings import gemma2_settings, gemma3_settings
 from services.engine.models.latent_config import (
     deepseek_v2_latent,
     deepseek_v2_layers,
@@ -22,15 +37,30 @@ from services.engine.models.latent_config import (
     latent_attention_shares,
 )
 from services.engine.models.model_config import ModelConfig, Shard, read_dtype
-from services.engine.models.rope_settings import FrequencyFactors, parse_rope
+from services.engine.models.rope_settings import (
+    GPT_OSS_ROPE,
+    FrequencyFactors,
+    Rope,
+    parse_rope,
+    parse_ropes_of_types,
+)
 from services.engine.models.settings import ConfigSettings
-from services.engine.models.shapes import Shapes, Shares, linear_shapes, shares_of_inputs, shares_of_outputs, widened
+from services.engine.models.shapes import (
+    Shapes,
+    Share,
+    Shares,
+    linear_shapes,
+    shares_of_inputs,
+    shares_of_outputs,
+    widened,
+)
 from services.engine.models.window_settings import (
     Windows,
     no_window,
     slides_by_turns,
     window_if_used,
     window_of_all_layers,
+    windows_by_turns,
     windows_of_marked_layers,
     windows_of_typed_layers,
 )
@@ -70,6 +100,8 @@ def grouped_attention_shapes(config: "DecoderConfig", layer: int) -> Shapes:
     shapes |= linear_shapes("self_attn.o_proj", hidden, q_size, config.output_bias)
     if config.qk_norm:
         shapes |= {f"self_attn.{name}.weight": (config.head_dim,) for name in ("q_norm", "k_norm")}
+    if config.attention_sinks:
+        shapes["self_attn.sinks"] = (config.num_heads,)
     return shapes
 
 
@@ -79,6 +111,8 @@ def grouped_attention_shares(config: "DecoderConfig", shard: Shard, layer: int) 
     shares: Shares = {}
     for name, outputs in (("q_proj", heads), ("k_proj", kv_heads), ("v_proj", kv_heads)):
         shares |= shares_of_outputs(f"self_attn.{name}", outputs, config.qkv_bias)
+    if config.attention_sinks:
+        shares["self_attn.sinks"] = Share(rows=slice(shard.heads.start, shard.heads.stop))
     return shares | shares_of_inputs("self_attn.o_proj", heads, config.output_bias)
 
 
@@ -111,6 +145,27 @@ def latent_shares(config: "DecoderConfig", shard: Shard, layer: int) -> Shares:
     return latent_attention_shares(config.latent, shard.heads, config.output_bias)
 
 
+@dataclass(frozen=True, slots=True)
+class LayerNorms:
+    """The RMSNorms of a layer, by their tensors' names after the layer's. None: there is no such norm."""
+
+    before_attention: str = "input_layernorm"
+    after_attention: str | None = None
+    before_mlp: str = "post_attention_layernorm"
+    after_mlp: str | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Returns the names of those that there are."""
+        all_four = (self.before_attention, self.after_attention, self.before_mlp, self.after_mlp)
+        return tuple(name for name in all_four if name is not None)
+
+
+FOUR_NORMS = LayerNorms(
+    after_attention="post_attention_layernorm",
+    before_mlp="pre_feedforward_layernorm",
+    after_mlp="post_feedforward_layernorm",
+)
 GATED_MLP = PartTensors(gated_mlp_shapes, gated_mlp_shares)
 GROUPED_ATTENTION = PartTensors(grouped_attention_shapes, grouped_attention_shares)
 LATENT_ATTENTION = PartTensors(latent_shapes, latent_shares)
@@ -127,6 +182,15 @@ class Family:
     default_head_dim: int | None = None  # None: hidden_size / num_attention_heads
     default_eps: float = 1e-6  # of norms
     default_theta: float = 10000.0  # of the rope
+    default_local_theta: float | None = None  # of the rope of layers with a window; None: all layers have one rope
+    default_rope: Rope | None = None  # if config.json says nothing of one; None: the plain rope
+    norms: LayerNorms = LayerNorms()
+    norm_offset: float | None = None  # see `DecoderConfig`
+    tied_by_default: bool = False  # the output layer is the embedding unless config.json says otherwise
+    activation: str = "silu"  # the only one of MLPs: config.json's hidden_act
+    attention_sinks: bool = False  # a learned score of each head for a key without a value
+    biased_by_default: bool = False  # attention has biases unless config.json says otherwise
+    own_settings: Callable[[ConfigSettings], dict[str, Any]] | None = None  # config.json to fields of `DecoderConfig`
     windows: Callable[[ConfigSettings], Windows] = no_window  # reads config.json
     experts: Callable[[ConfigSettings, int], Experts | None] | None = None  # reads config.json, for so many layers
     latent: Callable[[ConfigSettings], Latent] | None = None  # reads config.json; None: attention is grouped
@@ -146,6 +210,45 @@ FAMILIES = {
         qk_norm=True,
         default_head_dim=128,
         windows=windows_of_marked_layers,
+    ),
+    "Gemma2ForCausalLM": Family(
+        "gemma2",
+        optional_biases=("attention_bias",),
+        default_head_dim=256,
+        windows=windows_by_turns,
+        norms=FOUR_NORMS,
+        norm_offset=1.0,
+        tied_by_default=True,
+        activation="gelu_pytorch_tanh",
+        own_settings=gemma2_settings,
+    ),
+    "Gemma3ForCausalLM": Family(
+        "gemma3_text",
+        optional_biases=("attention_bias",),
+        qk_norm=True,
+        default_head_dim=256,
+        default_theta=1e6,
+        default_local_theta=10000.0,
+        windows=partial(windows_by_turns, every=6, key="sliding_window_pattern"),
+        norms=FOUR_NORMS,
+        norm_offset=1.0,
+        tied_by_default=True,
+        activation="gelu_pytorch_tanh",
+        own_settings=gemma3_settings,
+    ),
+    "GptOssForCausalLM": Family(
+        "gpt_oss",
+        optional_biases=("attention_bias",),
+        default_head_dim=64,
+        default_eps=1e-5,
+        default_theta=150000.0,
+        default_rope=GPT_OSS_ROPE,
+        windows=partial(windows_by_turns, default=128),
+        norm_offset=0.0,
+        attention_sinks=True,
+        biased_by_default=True,
+        experts=gpt_oss_experts,
+        mlp=experts_or_gated_mlp(GPT_OSS),
     ),
     "MixtralForCausalLM": Family(
         "mixtral",
@@ -199,6 +302,13 @@ class DecoderConfig(ModelConfig):
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
+    norm_offset: float | None = None  # is added to norms' weights, which are float32; None: weights are as they are
+    activation: str = "silu"  # of MLPs
+    local_rope: Rope | None = None  # of layers with a window; None: all have `rope`
+    embedding_scale: float | None = None  # factor on embeddings, rounded to their dtype
+    attention_multiplier: float | None = None  # on attention scores; None: 1 / sqrt(head_dim)
+    final_softcap: float | None = None  # of logits: softcap * tanh(logit / softcap)
+    attention_sinks: bool = False
     experts: Experts | None = None  # None: each layer has one MLP
     latent: Latent | None = None  # of multi-head latent attention; KV then has one head, as wide as a latent
 
@@ -220,13 +330,20 @@ class DecoderConfig(ModelConfig):
     @property
     def scale(self) -> float:
         """Returns the factor on attention scores."""
-        return 1 / math.sqrt(self.head_dim) if self.latent is None else self.latent.scale
+        if self.latent is not None:
+            return self.latent.scale
+        return 1 / math.sqrt(self.head_dim) if self.attention_multiplier is None else self.attention_multiplier
+
+    def rope_of(self, layer: int) -> Rope | None:
+        """Returns the rope of a layer."""
+        window = self.windows[layer] if self.windows else self.window
+        return self.rope if self.local_rope is None or window is None else self.local_rope
 
 
 def parse_decoder_config(raw: ConfigSettings, architecture: str) -> DecoderConfig:
     """Returns the shape that config.json's values describe for a family. Raises ModelError."""
     family = FAMILIES[architecture]
-    raw.require("hidden_act", "silu")
+    raw.require("hidden_act", family.activation)
     hidden_size, num_heads = raw.integer("hidden_size"), raw.integer("num_attention_heads")
     latent = None if family.latent is None else family.latent(raw)
     if latent is None:
@@ -235,14 +352,14 @@ def parse_decoder_config(raw: ConfigSettings, architecture: str) -> DecoderConfi
     else:
         num_kv_heads, head_dim, rotary_dim = 1, latent.width, latent.rope_dim
     max_position_embeddings = raw.integer("max_position_embeddings")
-    rope = parse_rope(raw, max_position_embeddings, family.default_theta)
+    rope, local_rope = _parse_ropes(raw, family, max_position_embeddings)
     if isinstance(rope.scaling, FrequencyFactors) and len(rope.scaling.factors) != rotary_dim // 2:
         raise ModelError(f"config.json: {len(rope.scaling.factors)} factors of the rope, for heads of {rotary_dim}")
     windows = family.windows(raw)
     attention_bias, mlp_bias = (_has_bias(raw, key, family) for key in ("attention_bias", "mlp_bias"))
     qkv_bias = family.qkv_bias or ("qkv_bias" in family.optional_biases and raw.flag("qkv_bias", True))
     num_layers = raw.integer("num_hidden_layers")
-    return DecoderConfig(
+    config = DecoderConfig(
         architecture=architecture,
         vocab_size=raw.integer("vocab_size"),
         hidden_size=hidden_size,
@@ -261,11 +378,16 @@ def parse_decoder_config(raw: ConfigSettings, architecture: str) -> DecoderConfi
         output_bias=attention_bias,
         mlp_bias=mlp_bias,
         experts=None if family.experts is None else family.experts(raw, num_layers),
-        tie_word_embeddings=raw.flag("tie_word_embeddings"),
+        tie_word_embeddings=raw.flag("tie_word_embeddings", family.tied_by_default),
         dtype=read_dtype(raw),
         num_mtp_layers=0 if family.default_mtp_layers is None else _num_mtp_layers(raw, family.default_mtp_layers),
         latent=latent,
+        norm_offset=family.norm_offset,
+        activation=family.activation,
+        local_rope=local_rope,
+        attention_sinks=family.attention_sinks,
     )
+    return config if family.own_settings is None else replace(config, **family.own_settings(raw))
 
 
 def _num_mtp_layers(raw: ConfigSettings, default: int) -> int:
@@ -316,10 +438,19 @@ def layer_prefix(layer: int) -> str:
     return f"model.layers.{layer}."
 
 
+def _parse_ropes(raw: ConfigSettings, family: Family, context: int) -> tuple[Rope, Rope | None]:
+    """Returns the rope, and that of layers with a window if it is another one."""
+    if family.default_local_theta is not None:
+        return parse_ropes_of_types(raw, context, family.default_theta, family.default_local_theta)
+    if family.default_rope is not None and not raw.section("rope_scaling") and not raw.section("rope_parameters"):
+        return replace(family.default_rope, theta=raw.number("rope_theta", family.default_rope.theta)), None
+    return parse_rope(raw, context, family.default_theta), None
+
+
 def _has_bias(raw: ConfigSettings, key: str, family: Family) -> bool:
     """Returns True if the setting asks for biases that the family does not always have."""
     if key in family.optional_biases:
-        return raw.flag(key)
+        return raw.flag(key, key == "attention_bias" and family.biased_by_default)
     if key == "attention_bias" and family.qkv_bias:
         raw.disregard(key)  # such models have their biases whatever it says, and tensors that fit nothing else
     else:
@@ -329,5 +460,5 @@ def _has_bias(raw: ConfigSettings, key: str, family: Family) -> bool:
 
 def _layer_shapes(config: DecoderConfig, layer: int) -> Shapes:
     family, hidden = FAMILIES[config.architecture], config.hidden_size
-    norms: Shapes = {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
+    norms: Shapes = {f"{name}.weight": (hidden,) for name in family.norms.names}
     return norms | family.attention.shapes(config, layer) | family.mlp.shapes(config, layer)

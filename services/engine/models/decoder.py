@@ -4,13 +4,17 @@
     for each layer:  x = x + attention(norm(x));  x = x + mlp(norm(x))
     hidden = norm(x)
 
+Some families norm what attention and MLP add, too: x = x + norm(attention(norm(x))).
+
 Differences between families are in the parts of their layers and their `DecoderConfig`.
 """
 
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from services.engine.attention.base import Attention
@@ -20,6 +24,8 @@ from services.engine.models.config import DecoderConfig
 from services.engine.models.parts import GroupedAttention, Turn
 from services.engine.models.rope import inverse_frequencies, magnitude, rotation
 from services.engine.models.weights import DecoderWeights
+
+Turns = tuple[Turn, ...]  # of each distinct rope
 
 # Longer steps are not recorded: they run by rows, or their kernels take so long that a call from Python for each kernel
 # adds little.
@@ -38,8 +44,16 @@ class Decoder:
         self._weights = weights
         self._attention = attention
         self._operations = operations
-        self._inverse_frequencies = inverse_frequencies(config.rope, config.rotary_dim).to(weights.embedding.device)
-        self._magnitude = magnitude(config.rope)
+        ropes = [config.rope_of(layer) or config.rope for layer in range(config.num_layers)]
+        distinct = tuple(dict.fromkeys(ropes))
+        self._turn_of = tuple(map(distinct.index, ropes))  # of each layer
+        self._rotations = [
+            (inverse_frequencies(rope, config.rotary_dim).to(weights.embedding.device), magnitude(rope))
+            for rope in distinct
+        ]
+        self._embedding_scale = None
+        if config.embedding_scale is not None:
+            self._embedding_scale = torch.tensor(config.embedding_scale, dtype=weights.dtype).item()
         self._rotate_and_write = attention.rotate_and_write or self._rotate_then_write
         self._is_kernels = weights.is_kernels and attention.writes_by_kernel
         self._own = object()  # identifies this model's recordings
@@ -59,33 +73,42 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Model.logits`."""
-        return self._weights.lm_head(hidden)
+        return self._capped(self._weights.lm_head(hidden))
 
     def all_logits(self, step: ModelInput) -> Tensor:
         """See `Model.all_logits`."""
         if self._weights.lm_head.is_kernel:
-            return self._run(step, None, with_logits=True)
+            return self._capped(self._run(step, None, with_logits=True))
         return self.logits(self._run(step, None, with_logits=False))
 
+    def _capped(self, logits: Tensor) -> Tensor:
+        """Gives logits a soft cap, in place, where the family has one."""
+        cap = self._config.final_softcap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
     def _run(self, step: ModelInput, queries: Tensor | None, *, with_logits: bool) -> Tensor:
-        """Returns the output of the last norm for the queries, or their logits. queries: None for all tokens."""
+        """Returns the output of the last norm for the queries, or their logits before the cap. queries: None for all
+        tokens.
+        """
         weights, plan = self._weights, step.plan
-        turn = rotation(self._inverse_frequencies, step.positions, weights.dtype, self._magnitude)
+        turns = tuple(rotation(inverse, step.positions, weights.dtype, by) for inverse, by in self._rotations)
         x = weights.embedding[step.token_ids]
+        if self._embedding_scale is not None:
+            x *= self._embedding_scale
 
         def body(some: Tensor | None) -> Tensor:
-            hidden = self._run_layers(x, turn, plan, some)
-            return self.logits(hidden) if with_logits else hidden
+            hidden = self._run_layers(x, turns, plan, some)
+            return weights.lm_head(hidden) if with_logits else hidden
 
         inputs = self._attention.kernel_inputs(plan)
         if inputs is None or not self._is_kernels or len(x) > _MAX_RECORDED_TOKENS:
             return body(queries)
         numbers, tensors = inputs
         key = (self._own, with_logits, len(x), *numbers)
-        of_all = self._operations.replay(key, (x, *turn, *tensors), partial(body, None))
+        of_all = self._operations.replay(key, (x, *chain(*turns), *tensors), partial(body, None))
         return of_all if queries is None else of_all[queries]
 
-    def _run_layers(self, x: Tensor, turn: Turn, plan: Any, queries: Tensor | None) -> Tensor:
+    def _run_layers(self, x: Tensor, turns: Turns, plan: Any, queries: Tensor | None) -> Tensor:
         """Runs all layers and the last norm on x, [T, hidden], which is overwritten.
 
         The last layer's K and V are computed for all tokens; what follows its attention, and if it saves time Q and
@@ -95,13 +118,13 @@ class Decoder:
         narrowed = None
         if queries is not None and self._last is not None and len(x) >= _MIN_NARROWED_TOKENS:
             narrowed = self._attention.narrow(plan, queries, last)
-        qkv = self._by_rows(x, partial(self._first, x, turn, plan))
+        qkv = self._by_rows(x, partial(self._first, x, turns, plan))
         for index in range(last if narrowed is None else last - 1):
             attended = self._attend(plan, index, qkv)
-            qkv = self._end(index, x, attended, partial(self._begin, index + 1, turn=turn, plan=plan))
+            qkv = self._end(index, x, attended, partial(self._begin, index + 1, turns=turns, plan=plan))
         if narrowed is not None and queries is not None:
             attended = self._attend(plan, last - 1, qkv)
-            return self._run_last(x, attended, turn, (plan, narrowed), queries)
+            return self._run_last(x, attended, turns, (plan, narrowed), queries)
         if queries is not None and not len(queries):
             return x[queries]  # no rows: the last layer's K and V are written, and nobody wants more
         attended = self._attend(plan, last, qkv)
@@ -109,23 +132,24 @@ class Decoder:
             x, attended = x[queries], attended[queries]
         return self._end(last, x, attended, _unchanged)
 
-    def _run_last(self, x: Tensor, attended: Tensor, turn: Turn, plans: tuple[Any, Any], queries: Tensor) -> Tensor:
+    def _run_last(self, x: Tensor, attended: Tensor, turns: Turns, plans: tuple[Any, Any], queries: Tensor) -> Tensor:
         """Runs from the last but one attention on. plans: for all tokens, and for the queries."""
         last, (plan, narrowed) = len(self._weights.layers) - 1, plans
         assert self._last is not None
-        normed = self._end(last - 1, x, attended, partial(self._write_last_keys, turn=turn, plan=plan))
+        normed = self._end(last - 1, x, attended, partial(self._write_last_keys, turns=turns, plan=plan))
         x = x[queries]
         if not len(queries):
             return x
-        q = self._last[0].forward(normed[queries], (turn[0][queries], turn[1][queries]), self._operations)
+        cos, signed_sin = turns[self._turn_of[last]]
+        q = self._last[0].forward(normed[queries], (cos[queries], signed_sin[queries]), self._operations)
         attended = self._attend(narrowed, last, (q, q[:0], q[:0]))
         return self._end(last, x, attended, _unchanged)
 
-    def _write_last_keys(self, normed: Tensor, turn: Turn, plan: Any) -> Tensor:
+    def _write_last_keys(self, normed: Tensor, turns: Turns, plan: Any) -> Tensor:
         """Computes the last layer's K and V. Returns the output of the norm before them, [T, hidden], unchanged."""
         assert self._last is not None
         last = len(self._weights.layers) - 1
-        k, v = self._last[1].forward(normed, turn, self._operations).chunk(2, dim=1)
+        k, v = self._last[1].forward(normed, turns[self._turn_of[last]], self._operations).chunk(2, dim=1)
         self._attention.write(plan, last, k, v)
         return normed
 
@@ -135,16 +159,16 @@ class Decoder:
             return body()
         return self._operations.by_rows(len(x), self._row_bytes, body)
 
-    def _first(self, x: Tensor, turn: Turn, plan: Any) -> tuple[Tensor, ...]:
+    def _first(self, x: Tensor, turns: Turns, plan: Any) -> tuple[Tensor, ...]:
         """Runs the first layer up to its attention."""
         normed = self._operations.norm(x, self._weights.layers[0].input_norm, self._config.rms_norm_eps)
-        return self._begin(0, normed, turn, plan)
+        return self._begin(0, normed, turns, plan)
 
-    def _begin(self, index: int, normed: Tensor, turn: Turn, plan: Any) -> tuple[Tensor, ...]:
+    def _begin(self, index: int, normed: Tensor, turns: Turns, plan: Any) -> tuple[Tensor, ...]:
         """Runs a layer up to its attention. Returns q, k and v, [T, heads or kv_heads, head_dim]."""
         part = self._weights.layers[index].attention
         assert isinstance(part, GroupedAttention)
-        return part.begin(normed, turn, partial(self._rotate_and_write, plan, index))
+        return part.begin(normed, turns[self._turn_of[index]], partial(self._rotate_and_write, plan, index))
 
     def _attend(self, plan: Any, index: int, begun: tuple[Tensor, ...]) -> Tensor:
         """Returns what the queries of `_begin` found, [T, heads, head_dim]."""
@@ -176,11 +200,16 @@ class Decoder:
     def _end_attention(self, index: int, x: Tensor, attended: Tensor) -> Tensor:
         """Runs a layer from its attention to its MLP: adds to x, and returns the output of the norm before the MLP."""
         layer = self._weights.layers[index]
-        return self._operations.add_norm(x, layer.attention.end(attended), layer.mlp_norm, self._config.rms_norm_eps)
+        return self._add_normed(x, layer.attention.end(attended), layer.attended_norm, layer.mlp_norm)
 
     def _add(self, index: int, x: Tensor, fed: Tensor) -> Tensor:
         """Adds an MLP's output to x, and returns the output of the norm after the layer."""
-        return self._operations.add_norm(x, fed, self._norms_after[index], self._config.rms_norm_eps)
+        return self._add_normed(x, fed, self._weights.layers[index].fed_norm, self._norms_after[index])
+
+    def _add_normed(self, x: Tensor, y: Tensor, norm: Tensor | None, next_norm: Tensor) -> Tensor:
+        """Adds y to x, in place, after a norm of its own if there is one. Returns the next norm of the sum."""
+        operations, eps = self._operations, self._config.rms_norm_eps
+        return operations.add_norm(x, y if norm is None else operations.norm(y, norm, eps), next_norm, eps)
 
 
 def _unchanged(x: Tensor) -> Tensor:

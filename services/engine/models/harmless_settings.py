@@ -45,7 +45,7 @@ _OF_ANY_VALUE = {
         "sep_token_id", "unk_token_id",
     },
     "lengths that say no more than max_position_embeddings": {
-        "max_seq_len", "max_sequence_length", "model_max_length", "seq_len", "seq_length",
+        "initial_context_length", "max_seq_len", "max_sequence_length", "model_max_length", "seq_len", "seq_length",
     },
     "defaults of sampling: `transformers` reads generation_config.json alone": {
         "assistant_confidence_threshold", "assistant_lookbehind", "bad_words_ids", "begin_suppress_tokens",

@@ -9,9 +9,8 @@ from services.engine.attention.base import Attention
 from services.engine.attention.latent_base import AnyLatentAttention
 from services.engine.kernels.base import Operations
 from services.engine.models.config import DecoderConfig
-from services.engine.models.decoder import Decoder
+from services.engine.models.decoder import Decoder, Turns
 from services.engine.models.latent_attention import LatentAttentionPart
-from services.engine.models.parts import Turn
 from services.engine.models.weights import DecoderWeights
 
 
@@ -25,9 +24,10 @@ class LatentDecoder(Decoder):
         super().__init__(config, weights, cast(Attention[Any], attention), operations)
         self._latents = attention
 
-    def _begin(self, index: int, normed: Tensor, turn: Turn, plan: Any) -> tuple[Tensor, ...]:
+    def _begin(self, index: int, normed: Tensor, turns: Turns, plan: Any) -> tuple[Tensor, ...]:
         """Runs a layer up to its attention. Returns q_nope and q_rope, [T, heads, nope_dim or rope_dim]."""
-        return self._part(index).begin(normed, turn, self._operations, partial(self._latents.write, plan, index))
+        turn, write = turns[self._turn_of[index]], partial(self._latents.write, plan, index)
+        return self._part(index).begin(normed, turn, self._operations, write)
 
     def _attend(self, plan: Any, index: int, begun: tuple[Tensor, ...]) -> Tensor:
         """Returns what the queries of `_begin` found, [T, heads, value_dim]."""

@@ -65,11 +65,12 @@ class AttentionPart(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GatedMlp:
-    """`Mlp` with a gate: down(SiLU(gate(x)) * up(x)) (Shazeer 2020, arXiv 2002.05202)."""
+    """`Mlp` with a gate: down(activation(gate(x)) * up(x)) (Shazeer 2020, arXiv 2002.05202)."""
 
     gate_up: Linear  # hidden -> 2 * width, gate first
     down: Linear  # width -> hidden
     width: int
+    activation: str = "silu"
 
     @property
     def is_kernels(self) -> bool:
@@ -83,7 +84,9 @@ class GatedMlp:
 
     def forward(self, x: Tensor, operations: Operations) -> Tensor:
         """Maps [T, hidden] to [T, hidden]."""
-        return self.down(self.gate_up.gated(x, operations.silu_mul))
+        if self.activation == "silu":
+            return self.down(self.gate_up.gated(x, operations.silu_mul))
+        return self.down(operations.gelu_mul(self.gate_up(x)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,7 +182,14 @@ def load_gated_mlp(tensors: Tensors, config: DecoderConfig, layer: int) -> Gated
         gate_up=tensors.linear(f"{names}gate_proj", f"{names}up_proj", bias=config.mlp_bias),
         down=tensors.linear(f"{names}down_proj", bias=config.mlp_bias),
         width=config.intermediate_size,
+        activation=config.activation,
     )
+
+
+def load_norm(tensors: Tensors, config: DecoderConfig, name: str) -> Tensor:
+    """Reads the weight of an RMSNorm, in float32 where the family has an offset. Raises ModelError."""
+    weight = tensors.vector(f"{name}.weight")
+    return weight if config.norm_offset is None else weight.to(torch.float32) + config.norm_offset
 
 
 def load_attention(tensors: Tensors, config: DecoderConfig, layer: int) -> GroupedAttention:
@@ -197,6 +207,6 @@ def load_attention(tensors: Tensors, config: DecoderConfig, layer: int) -> Group
 
 
 def _load_qk_norm(tensors: Tensors, config: DecoderConfig, names: str) -> Tensor:
-    q_norm = tensors.vector(f"{names}q_norm.weight").expand(config.num_heads, -1)
-    k_norm = tensors.vector(f"{names}k_norm.weight").expand(config.num_kv_heads, -1)
+    q_norm = load_norm(tensors, config, f"{names}q_norm").expand(config.num_heads, -1)
+    k_norm = load_norm(tensors, config, f"{names}k_norm").expand(config.num_kv_heads, -1)
     return torch.cat((q_norm, k_norm))

@@ -18,7 +18,7 @@ from services.engine.models.checkpoint import Checkpoint
 from services.engine.models.config import FAMILIES
 from services.engine.models.decoder import Decoder
 from services.engine.models.dummy import DummyTensors
-from services.engine.models.expert_tensors import DEEPSEEK, MIXTRAL, QWEN
+from services.engine.models.expert_tensors import DEEPSEEK, GPT_OSS, MIXTRAL, QWEN
 from services.engine.models.experts import load_experts
 from services.engine.models.gguf_stored import gguf_weights
 from services.engine.models.gguf_tensors import GgufTensors
@@ -57,6 +57,7 @@ _DEEPSEEK = LayerParts(attention=load_latent_attention, mlp=partial(load_experts
 
 ARCHITECTURES = {
     **dict.fromkeys(FAMILIES, decoder(LayerParts())),
+    "GptOssForCausalLM": decoder(LayerParts(mlp=partial(load_experts, GPT_OSS))),
     "MixtralForCausalLM": decoder(LayerParts(mlp=partial(load_experts, MIXTRAL))),
     "Qwen2MoeForCausalLM": decoder(LayerParts(mlp=partial(load_experts, QWEN))),
     "Qwen3MoeForCausalLM": decoder(LayerParts(mlp=partial(load_experts, QWEN))),

@@ -70,8 +70,34 @@ def parse_rope(raw: ConfigSettings, max_position_embeddings: int, default_theta:
     return ropes[0] if ropes else _parse(raw, sections[0], max_position_embeddings, default_theta)
 
 
-def _parse(raw: ConfigSettings, section: ConfigSettings, max_position_embeddings: int, default_theta: float) -> Rope:
-    """Returns the parameters of one of the two objects; what it does not have may lie beside it."""
+def parse_ropes_of_types(
+    raw: ConfigSettings, max_position_embeddings: int, default_theta: float, default_local_theta: float
+) -> tuple[Rope, Rope]:
+    """Returns the ropes of Gemma 3's layers without a window and with one. Raises ModelError.
+
+    They are `full_attention` and `sliding_attention` of `rope_parameters`, or the older `rope_theta` with
+    `rope_scaling`, and `rope_local_base_freq`.
+    """
+    types, local_theta = raw.section("rope_parameters"), raw.number("rope_local_base_freq", default_local_theta)
+    full, local = types.section("full_attention"), types.section("sliding_attention")
+    older = raw.section("rope_scaling")
+    ropes = [_parse(raw, each, max_position_embeddings, default_theta) for each in (full, older) if each]
+    if len(set(ropes)) > 1:
+        raise ModelError("config.json: rope_scaling and rope_parameters differ: remove one of them")
+    whole = ropes[0] if ropes else _parse(raw, full, max_position_embeddings, default_theta)
+    return whole, _parse(raw, local, max_position_embeddings, default_theta, local_theta)
+
+
+def _parse(
+    raw: ConfigSettings,
+    section: ConfigSettings,
+    max_position_embeddings: int,
+    default_theta: float,
+    theta: float | None = None,
+) -> Rope:
+    """Returns the parameters of one of the two objects; what it does not have may lie beside it. theta: a base that
+    stands above what lies beside it.
+    """
     for settings in (raw, section):
         if settings.number("partial_rotary_factor", 1.0) != 1.0:
             raise settings.refusal("partial_rotary_factor", "is not supported (only 1.0)")
@@ -80,8 +106,11 @@ def _parse(raw: ConfigSettings, section: ConfigSettings, max_position_embeddings
     if kind not in _KINDS:
         key = "type" if kind == older else "rope_type"
         raise section.refusal(key, f"is not supported (supported: {', '.join(_KINDS)})")
-    theta = section.number("rope_theta", raw.number("rope_theta", default_theta))
-    return Rope(theta, _KINDS[kind](section, raw.integer(_CONTEXT, max_position_embeddings)))
+    theta = section.number("rope_theta", raw.number("rope_theta", default_theta) if theta is None else theta)
+    context = raw.integer(_CONTEXT, max_position_embeddings)
+    if raw.value(_CONTEXT) is not None and section.value(_CONTEXT, context) != context:
+        raise raw.refusal(_CONTEXT, "differs from that of the rope")  # libraries differ in which they take
+    return Rope(theta, _KINDS[kind](section, context))
 
 
 def _none(section: ConfigSettings, context: int) -> None:
@@ -145,3 +174,8 @@ _KINDS: dict[str, Callable[[ConfigSettings, int], Scaling | None]] = {
     "yarn": _yarn,
     "frequency_factors": _frequency_factors,
 }
+
+# Of a config.json that says nothing of a rope.
+GPT_OSS_ROPE = Rope(
+    150000.0, YarnScaling(32.0, 0.1 * math.log(32.0) + 1.0, 32.0, 1.0, False, original_max_position_embeddings=4096)
+)

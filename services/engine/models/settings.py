@@ -49,6 +49,10 @@ class ConfigSettings:
         self._read.add(key)
         return require_float(self._values, key, self._where, default)
 
+    def is_null(self, key: str) -> bool:
+        """Returns True if the setting is there, and null."""
+        return key in self._values and self._values[key] is None
+
     def flag(self, key: str, default: bool = False) -> bool:
         """Returns True or False; the default if the setting is missing. Null is refused: libraries differ in it."""
         self._read.add(key)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.engine.models.config import DecoderConfig, layer_prefix
+from services.engine.models.config import FAMILIES, DecoderConfig, layer_prefix
 from services.engine.models.linear import Linear
-from services.engine.models.parts import AttentionPart, Mlp, load_attention, load_gated_mlp
+from services.engine.models.parts import AttentionPart, Mlp, load_attention, load_gated_mlp, load_norm
 from services.engine.models.tensors import Tensors
 
 
@@ -22,12 +22,14 @@ class LayerParts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
-    """One decoder layer."""
+    """One decoder layer. Norms, [hidden], are RMSNorms."""
 
-    input_norm: Tensor  # [hidden]
+    input_norm: Tensor
     attention: AttentionPart
-    mlp_norm: Tensor  # [hidden]
+    attended_norm: Tensor | None  # of what attention adds to a token; None: there is no such norm
+    mlp_norm: Tensor
     mlp: Mlp
+    fed_norm: Tensor | None  # of what the MLP adds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,16 +56,28 @@ def load_decoder(tensors: Tensors, config: DecoderConfig, parts: LayerParts) -> 
         dtype=tensors.dtype,
         embedding=embedding,
         layers=tuple(_load_layer(tensors, config, parts, layer) for layer in range(config.num_layers)),
-        final_norm=tensors.vector("model.norm.weight"),
+        final_norm=load_norm(tensors, config, "model.norm"),
         lm_head=tensors.head(embedding, tied=config.tie_word_embeddings),
+        sinks=_load_sinks(tensors, config) if config.attention_sinks else None,
     )
 
 
 def _load_layer(tensors: Tensors, config: DecoderConfig, parts: LayerParts, layer: int) -> LayerWeights:
-    prefix = layer_prefix(layer)
+    prefix, norms = layer_prefix(layer), FAMILIES[config.architecture].norms
+
+    def norm(name: str) -> Tensor:
+        return load_norm(tensors, config, f"{prefix}{name}")
+
     return LayerWeights(
-        input_norm=tensors.vector(f"{prefix}input_layernorm.weight"),
+        input_norm=norm(norms.before_attention),
         attention=parts.attention(tensors, config, layer),
-        mlp_norm=tensors.vector(f"{prefix}post_attention_layernorm.weight"),
+        attended_norm=None if norms.after_attention is None else norm(norms.after_attention),
+        mlp_norm=norm(norms.before_mlp),
         mlp=parts.mlp(tensors, config, layer),
+        fed_norm=None if norms.after_mlp is None else norm(norms.after_mlp),
     )
+
+
+def _load_sinks(tensors: Tensors, config: DecoderConfig) -> Tensor:
+    names = (f"{layer_prefix(layer)}self_attn.sinks" for layer in range(config.num_layers))
+    return torch.stack([tensors.vector(name).to(torch.float32) for name in names])

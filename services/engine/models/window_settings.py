@@ -76,6 +76,18 @@ def windows_of_typed_layers(raw: ConfigSettings) -> Windows:
     return _of_types(raw, layer_types(raw) or derived, window)
 
 
+def windows_by_turns(raw: ConfigSettings, default: int = 4096, every: int = 2, key: str | None = None) -> Windows:
+    """Returns the windows of Gemma and gpt-oss: `sliding_window` in the layers that `layer_types` names so, by default
+    in all but every `every`-th one. key: the setting that says how many, if the family heeds one.
+    """
+    window, num_layers = raw.nullable_integer("sliding_window", default), raw.integer("num_hidden_layers")
+    if key is not None:
+        every = raw.integer(key, every)
+        raw.disregard(f"_{key}")
+    derived = [_SLIDING if (layer + 1) % every else _FULL for layer in range(num_layers)]
+    return _of_types(raw, layer_types(raw) or derived, window)
+
+
 def layer_types(raw: ConfigSettings) -> list[str]:
     """Returns the kind of each layer, nothing if config.json does not name them. Raises ModelError."""
     kinds = raw.texts("layer_types")

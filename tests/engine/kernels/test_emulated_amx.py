@@ -32,6 +32,7 @@ EMULATED = (  # of parametrized tests, the cases in bfloat16: products, both ker
     "tests/engine/test_attention.py::test_scores_that_grow_along_the_keys_in_bfloat16",
     "tests/engine/test_attention.py::test_a_window_hides_older_tokens",
     "tests/engine/test_attention.py::test_rows_that_share_a_prefix",
+    "tests/engine/test_attention.py::test_soft_caps_and_sinks",
     "tests/engine/test_torch_runner.py::test_what_unwritten_blocks_hold_does_not_matter",
     "tests/engine/test_torch_runner.py::test_rows_in_blocks_are_computed_as_all_at_once",
     "tests/engine/test_torch_runner.py::test_recorded_steps_compute_what_others_do",

@@ -29,6 +29,7 @@ KV_ONLY = {
     "ignore": ["lm_head"],
     "kv_cache_scheme": KV_SCHEME,
 }
+CAPPED = {"attn_logit_softcapping": 50.0}
 SCALING = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -252,6 +253,11 @@ def test_what_the_gateway_reads_of_config_json_is_taken_as_read() -> None:
         ({"quantization_config": "awq"}, "quantization_config is 'awq'"),
         ({"rope_parameters": {"rope_type": ["yarn"]}}, "rope_type is ['yarn']"),
         ({"architectures": [{}]}, "architectures is [{}]"),
+        ({"architectures": ["GptOssForCausalLM"], "quantization_config": {"quant_method": "mxfp4"}}, "'mxfp4'"),
+        (
+            {"architectures": ["Gemma3ForCausalLM"], "hidden_act": "gelu_pytorch_tanh"} | CAPPED,
+            "attn_logit_softcapping",
+        ),
         ({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "max_window_layers": "2"}, "max_window"),
         ({"num_attention_heads": 128}, "num_attention_heads"),
     ],

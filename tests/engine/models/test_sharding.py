@@ -37,6 +37,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"num_key_value_heads": 4}),
     "qwen2": ("qwen2", {}),
     "qwen3-biases": ("qwen3", {"attention_bias": True}),
+    "gemma2-tied-biases": ("gemma2", {"tie_word_embeddings": True, "attention_bias": True}),
+    "gemma3-mqa": ("gemma3", {"num_key_value_heads": 1}),
+    "gpt-oss": ("gpt_oss", {}),
     "mixtral": ("mixtral", {"num_local_experts": 3}),
     "qwen2-moe-dense-first": ("qwen2_moe", {"mlp_only_layers": [0]}),
     "opt": ("opt", {"tie_word_embeddings": True}),
@@ -107,6 +110,8 @@ def assert_shared_out(source: TensorSource, config: ModelConfig, size: int) -> N
                 own = config.shard(rank, size)
                 each = torch.tensor([0] * own.num_heads + [config.num_heads] * own.num_kv_heads)
                 assert torch.equal(part, weight[each]), place
+        elif name == "sinks":  # of each head
+            assert torch.equal(torch.cat([part for part, _ in theirs], dim=1), weight)
         else:
             for part, other in theirs:
                 assert torch.equal(part, weight), place

@@ -55,6 +55,7 @@ _SET = {  # values of settings whose default says nothing of their type
 }
 LEFT_OUT = object()  # in place of a value: the setting is not in config.json
 _NOT_RUN = {"return_dict": "`transformers` itself cannot generate with it"}
+_NOT_RUN_OF = {("ministral", "head_dim"): "`transformers` needs it, though its configuration does not"}
 _DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _YARN = {**YARN_ROPE, "original_max_position_embeddings": 16}
 # Settings that the classes do not name but heed, that older versions or other programs know, or that contradict others.
@@ -166,7 +167,7 @@ class Variant:
 def variants_of(family: str) -> list[Variant]:
     """All variants of a family, in one order."""
     values = FAMILIES[family][0]().to_dict() | GenerationConfig._get_default_generation_params()
-    names = [key for key in values if key not in ("model_type", *_NOT_RUN)]
+    names = [key for key in values if key not in ("model_type", *_NOT_RUN) and (family, key) not in _NOT_RUN_OF]
     changed = [(key, _other(key, values[key])) for key in names]
     return [Variant(family, key, value) for key, value in (*changed, *((key, LEFT_OUT) for key in names), *INTERESTING)]
 

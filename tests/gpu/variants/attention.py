@@ -27,7 +27,7 @@ def variants() -> list[Variant]:
     for shape, sizes in _SHAPES.items():
         found += _of_shape(shape, sizes, torch.bfloat16)
     cap = partial(_attend, 16, 8, 256, torch.bfloat16, scored=True)
-    found += of_launch("head_dim 256 with cap and sinks, decode,", lambda: cap(num_tokens=1))
+    found += of_launch("head_dim 256 with cap and sinks, single token,", lambda: cap(num_tokens=1))
     found += of_launch("head_dim 256 with cap and sinks, prompt", lambda: cap(num_tokens=1024))
     found += _of_shape("Llama-3-8B, float8", _SHAPES["Llama-3-8B"], torch.float8_e4m3fn)
     return found

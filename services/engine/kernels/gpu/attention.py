@@ -39,7 +39,7 @@ def _load_keys(pointers, present, DIMS: tl.constexpr, HEAD_DIM: tl.constexpr, MA
 @triton.jit
 def _capped(scores, cap):
     """Returns cap * tanh(scores / cap), in powers of two as both are."""
-    return cap - 2 * cap / (1 + tl.math.exp2(scores * (2 / _LN2 / cap)))
+    return cap - 2 * cap / (1 + tl.math.exp2(tl.minimum(scores * (2 / _LN2 / cap), 126.0)))
 
 
 @triton.jit

@@ -90,6 +90,7 @@ def gated_kernel(
     inner = gate
     if GELU:
         inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # 2 sqrt(2 / pi)
+        inner = tl.maximum(inner, -80.0)  # e ** 80 is finite, and large enough
     activated = through(gate / (1 + tl.exp(-inner)), dtype)
     tl.store(out + row * WIDTH + columns, cast(activated * up, dtype), mask=mask)
 
