@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    BertConfig,
+    BertModel,
     DeepseekV2Config,
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
@@ -28,6 +30,8 @@ from transformers import (
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    ModernBertConfig,
+    ModernBertModel,
     OPTConfig,
     OPTForCausalLM,
     Qwen2Config,
@@ -38,6 +42,10 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    RobertaConfig,
+    RobertaModel,
+    XLMRobertaConfig,
+    XLMRobertaModel,
 )
 
 FAMILIES = {
@@ -83,6 +91,12 @@ OF_EXPERTS: dict[str, dict[str, Any]] = {
     },
     "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True},
 }
+ENCODERS = {
+    "bert": (BertConfig, BertModel),
+    "modernbert": (ModernBertConfig, ModernBertModel),
+    "roberta": (RobertaConfig, RobertaModel),
+    "xlm-roberta": (XLMRobertaConfig, XLMRobertaModel),
+}
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -120,7 +134,7 @@ def write_checkpoint(
     **config: Any,
 ) -> Path:
     """Writes a checkpoint with random weights and returns its directory. `config` overrides the tiny defaults."""
-    config_class, model_class = FAMILIES[family]
+    config_class, model_class = (FAMILIES | ENCODERS)[family]
     shape: dict[str, Any] = {
         "vocab_size": 320,
         "hidden_size": 64,
@@ -133,6 +147,8 @@ def write_checkpoint(
     }
     if family == "opt":
         shape |= {"ffn_dim": 96, "pad_token_id": None}
+    elif family in ENCODERS:
+        shape |= {"intermediate_size": 96, "pad_token_id": 1, "eos_token_id": 2}
     else:
         shape |= {"intermediate_size": 96, "num_key_value_heads": 2}
     if family in ("gemma2", "gemma3", "gpt_oss", "llama", "ministral", "mistral", "mixtral", "qwen3"):
@@ -167,7 +183,7 @@ def _randomize(name: str, parameter: torch.Tensor, generator: torch.Generator) -
     noise = torch.randn(parameter.shape, generator=generator)
     if name.endswith("bias"):
         parameter.copy_(0.3 * noise)
-    elif "norm" in name:
+    elif "norm" in name.lower():
         parameter.copy_(1 + 0.2 * noise)
     elif "embed_positions" in name or name.endswith("sinks"):
         parameter.copy_(noise)

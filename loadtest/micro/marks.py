@@ -54,6 +54,7 @@ class _MarkingRunner:
         self.vocab_size = inner.vocab_size
         self.embedding_size = inner.embedding_size
         self.window = inner.window
+        self.whole_prompts = inner.whole_prompts
         self._inner = inner
         self._marks = marks
 

@@ -41,6 +41,17 @@ def check_model(config: EngineConfig, num_workers: int) -> "ModelFacts":
         raise Refusal(str(error)) from error
 
 
+def generates(model: Path) -> bool:
+    """Returns False for a model that makes embeddings alone, whose workers are prefill workers. Raises Refusal."""
+    from services.protocol.model_files.info import generates
+    from services.protocol.model_files.open import open_model
+
+    try:
+        return generates(open_model(model).config())
+    except ModelError as error:
+        raise Refusal(str(error)) from error
+
+
 def summarize_model(config: EngineConfig) -> str:
     """Returns one line on a model that can be served. Raises Refusal."""
     from services.engine.runner.model_report import summary

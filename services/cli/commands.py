@@ -84,11 +84,15 @@ def _facts(values: Values) -> Values:
     """Facts about the model for the banner of `baton up`; says in a line what the model takes. Raises Refusal where
     this machine cannot serve it.
     """
-    engine = build(EngineConfig, values)
-    facts = checks.check_model(engine, values["num_prefill"] + values["num_decode"])
+    engine, num_prefill = build(EngineConfig, values), values["num_prefill"]
+    num_decode = values["num_decode"] if checks.generates(values["model"]) else 0
+    if not num_prefill + num_decode:
+        raise Refusal("--prefill 0: this model makes embeddings alone, which prefill workers do")
+    facts = checks.check_model(engine, num_prefill + num_decode)
     sys.stderr.write(f"baton: {checks.summarize_model(engine)}\n")
     has_template = facts.has_chat_template or values.get("chat_template") is not None
-    return {"chats": has_template, "max_positions": facts.max_positions}
+    own = {} if facts.generates else {"generates": False, "num_decode": 0}
+    return {"chats": has_template, "max_positions": facts.max_positions, **own}
 
 
 def _check_up(values: Values) -> None:

@@ -10,9 +10,17 @@ elsewhere. Everything that can go wrong is one HubError.
 import re
 from pathlib import Path
 
-_TEXTS = ["config.json", "generation_config.json", "tokenizer*.json", "special_tokens_map.json", "chat_template.jinja"]
+_TEXTS = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "modules.json",
+    "*_Pooling/config.json",
+]
 _WEIGHTS = ["*.safetensors", "*.safetensors.index.json"]
-_OTHERS = ["*/*", "consolidated*"]  # the same weights again, in other programs' order
+_OTHERS = ["*/*.safetensors*", "*/tokenizer*", "consolidated*"]  # the same weights again, in other programs' order
 
 # What a person runs once for a model whose weights are only there as pickles.
 CONVERSION = (

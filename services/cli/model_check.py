@@ -71,7 +71,7 @@ def as_table(name: str, report: "ModelReport") -> str:
         rows += [
             ("parameters", f"{sizes.num_parameters:,}"),
             ("weights", f"{mib(sizes.weight_bytes)} in {sizes.dtype}"),
-            ("KV", f"{mib(sizes.kv_bytes)} for {KV_TOKENS:,} tokens"),
+            ("KV", f"{mib(sizes.kv_bytes)} for {KV_TOKENS:,} tokens" if sizes.kv_bytes else "none is kept"),
             ("kernels", sizes.kernels),
         ]
     rows += [("note", note) for note in report.notes]

@@ -27,7 +27,7 @@ from services.engine.schedulers.base import Scheduler, StepPlan
 from services.engine.self_check import SelfCheck
 from services.engine.sequences.batch_state import UNKNOWN, BatchState, Phase
 from services.engine.sequences.outputs import Embedded, EngineOutputs, StepRows, row_logprobs, single_row, sole_gateway
-from services.engine.sequences.request import Request
+from services.engine.sequences.request import Kind, Request
 from services.engine.sequences.sequences import Sequences
 from services.engine.token_rows import TokenRows
 from services.protocol.frames import TokenLogprobs
@@ -58,7 +58,9 @@ class Engine:
         batch = BatchState(max_num_seqs, max_model_len, runner.layout.block_size, guidance, runner.vocab_size)
         pool = BlockPool(runner.num_blocks, PrefixCache(runner.num_blocks, batch.block_size))
         self._outputs = EngineOutputs()
-        self.sequences = Sequences(batch, pool, self._outputs, eos_token_ids, runner.window)
+        self.sequences = Sequences(
+            batch, pool, self._outputs, eos_token_ids, runner.window, whole_prompts=runner.whole_prompts
+        )
         self.runner = runner
         self._scheduler = scheduler
         self._depth = pipeline_depth
@@ -74,7 +76,9 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Takes a request, or fails it; its tokens and its failure are in the outputs."""
-        if request.capsule.sampling.grammar and not self._guides:
+        if self.runner.whole_prompts and request.kind is not Kind.EMBED:
+            self.sequences.fail(request, FailureCode.UNSUPPORTED, "this model makes embeddings, and generates nothing")
+        elif request.capsule.sampling.grammar and not self._guides:
             self.sequences.fail(request, FailureCode.UNSUPPORTED, "this worker guides no answers")
         elif self._scheduler.accepts(request):
             self.sequences.submit(request)

@@ -11,7 +11,9 @@ import numpy as np
 
 from services.engine.runner.base import (
     CHECK_TOKENS,
+    NO_ROWS,
     NamedLogprobs,
+    PooledTokens,
     Runner,
     SamplingBatch,
     ScoredTokens,
@@ -40,9 +42,9 @@ class SelfCheck:
     def learn(self) -> None:
         """Finds a prompt for which all is finite, and notes the numbers. Raises SelfCheckError.
 
-        A runner without spare blocks is not checked.
+        A runner without spare blocks is not checked, unless it needs none.
         """
-        if not self._runner.spare_blocks:
+        if not self._runner.spare_blocks and not self._runner.whole_prompts:
             return
         for seed in range(_PROMPTS):
             random = np.random.default_rng(seed)
@@ -67,12 +69,31 @@ class SelfCheck:
 
     def _compute(self) -> np.ndarray:
         """Returns log-probabilities of tokens that follow in the prompt, float32[n]; NaN where something is not
-        finite.
+        finite. Of a model that generates nothing it returns the mean of the prompt's hidden states.
         """
+        if self._runner.whole_prompts:
+            return self._pool()
         first_decoded = max(1, self._length - _NUM_DECODED)
         borders = [0, *range(first_decoded, self._length + 1)]
         parts = [self._run(start, end) for start, end in pairwise(borders)]
         return np.concatenate(parts)
+
+    def _pool(self) -> np.ndarray:
+        """Runs a step that pools all of the prompt."""
+        length, one = self._length, np.ones(1, dtype=np.int32)
+        step = StepTokens(
+            token_ids=self._tokens[:length],
+            positions=np.arange(length, dtype=np.int32),
+            query_starts=np.array([0, length], dtype=np.int32),
+            seq_lens=length * one,
+            block_tables=np.zeros((1, 0), dtype=np.int32),
+        )
+        pooled = PooledTokens(np.arange(length), np.array([0, length]))
+        self._runner.launch(StepInput.of(step, NO_ROWS, SamplingBatch.greedy(0), pooled=pooled))
+        sums = self._runner.collect().pooled
+        assert sums is not None
+        mean: np.ndarray = sums[0] / np.float32(length)
+        return mean
 
     def _run(self, start: int, end: int) -> np.ndarray:
         """Runs the step that computes the tokens from `start` to `end`."""

@@ -15,6 +15,7 @@ import structlog
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from services.config import WorkerRole
 from services.gateway.anthropic_api.routes import messages_routes
 from services.gateway.api.dialects.chat_answers import ChatModel
 from services.gateway.api.records.tracing import Tracing, TracingError, tracing_from
@@ -102,6 +103,11 @@ def run(config: GatewayConfig) -> int:
     return 0
 
 
+def _needed_role(config: GatewayConfig) -> WorkerRole:
+    """Returns the role of the workers without which nothing can be served."""
+    return WorkerRole.DECODE if read_model_info(open_model(config.model)).generates else WorkerRole.PREFILL
+
+
 async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter) -> None:
     metrics = GatewayMetrics(CollectorRegistry())
     malformed = MalformedEntries()
@@ -117,7 +123,7 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
         config.max_waiting,
         index,
         metrics,
-        WorkerAccess(model, config.serving.no_worker_wait_s, Channels(mtls)),
+        WorkerAccess(model, config.serving.no_worker_wait_s, Channels(mtls), _needed_role(config)),
     )
     metrics.registry.register(RefusedWorkers(dispatcher.refused))
     tracing = tracing_from()
@@ -373,7 +379,8 @@ def _runners(
 ) -> Runners:
     files = open_model(config.model)
     model = read_model_info(files, dict(config.serving.generation_overrides))
-    model = replace(model, pooling=config.serving.pooling, max_logprobs=config.serving.max_logprobs)
+    pooling = config.serving.pooling or model.pooling
+    model = replace(model, pooling=pooling, max_logprobs=config.serving.max_logprobs)
     if model.generation.not_applied:
         log.warning("settings of generation_config.json are not applied", names=model.generation.not_applied)
     tokenizer = load_tokenizer(files)

@@ -49,13 +49,15 @@ def _context(config: UpConfig, max_model_len: int | None) -> dict[str, str]:
 
 
 def _example(config: UpConfig) -> str:
-    """A request that the model can answer: a chat, or without a chat template a completion."""
+    """A request that the model can answer: a chat, without a chat template a completion, or one for embeddings."""
     body: dict[str, object] = {"model": config.serving.served_model_name.partition(",")[0]}
-    if config.chats:
+    if not config.generates:
+        path, body["input"] = "embeddings", ["What is the capital of France?"]
+    elif config.chats:
         path, body["messages"] = "chat/completions", [{"role": "user", "content": "What is the capital of France?"}]
+        body["max_tokens"] = 32
     else:
-        path, body["prompt"] = "completions", "The capital of France is"
-    body["max_tokens"] = 32
+        path, body["prompt"], body["max_tokens"] = "completions", "The capital of France is", 32
     return (
         f"{_curl(config)} {api_url(config.serving)}/v1/{path} {_key_header(config)}"
         f"-H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
@@ -107,6 +109,8 @@ def _transport(config: UpConfig) -> str:
 
 
 def _handoff(config: UpConfig) -> str:
+    if not config.generates:
+        return "none: the model makes embeddings, and generates nothing"
     if config.num_prefill == 0:
         return "none: there is no prefill worker"
     serving = config.serving

@@ -299,12 +299,12 @@ class ServingSettings:
         ),
     ] = field(default_factory=dict)
     pooling: Annotated[
-        Pooling,
+        Pooling | None,
         Option(
             help="Which hidden states of a text become its embedding, where a request does not say: of its last token, "
-            "the mean of all, of its first token (cls)."
+            "the mean of all, of its first token (cls). Default: as the model's 1_Pooling says, else last."
         ),
-    ] = Pooling.LAST
+    ] = None
     request_timeout_s: Annotated[
         float,
         Option(
@@ -497,6 +497,7 @@ class UpConfig:
 
     model_note: str = ""  # for a person, beside the model's name
     chats: bool = True  # there is a chat template
+    generates: bool = True  # False: the model makes embeddings alone, and there are prefill workers alone
     max_positions: int | None = None  # that the model was made for; None: it is not made yet
     certificates: Path | None = None  # a directory that has one for each role, made for this run
     makes_model: bool = False  # the engine's model is the random model, to be made where it is not there yet

@@ -9,6 +9,7 @@ import structlog
 
 from kvtransfer.transports import ucx
 from kvtransfer.transports.base import TransportError
+from services.config import WorkerRole
 from services.engine.runner.load import LoadedModel, load_runner
 from services.engine.runner.memory import keep_freed_memory, populate
 from services.engine.sampling.guidance import Guidance
@@ -66,6 +67,8 @@ def _load(config: WorkerConfig, scheduler: Scheduler, gc_watch: GcWatch, tls: Ce
     engine = config.workers.engine
     with LoadingDisplay() as display:
         loaded = load_runner(engine, display)
+    if config.role is WorkerRole.DECODE and loaded.runner.whole_prompts:
+        raise ModelError("this model makes embeddings alone: it has prefill workers, and no decode workers")
     for notice in loaded.notices:
         log.warning(notice)
     if engine.kv_memory_bytes is not None:  # who names a size means to have it; the default may never be used
@@ -94,7 +97,9 @@ def _load(config: WorkerConfig, scheduler: Scheduler, gc_watch: GcWatch, tls: Ce
 
 
 def _guidance(files: ModelFiles, loaded: LoadedModel) -> Guidance | None:
-    """Returns None, and says why, for a tokenizer that the library cannot read."""
+    """Returns None for a model that generates nothing, and, with a warning, for a tokenizer that it cannot read."""
+    if loaded.runner.whole_prompts:
+        return None
     try:
         return Guidance(files.tokenizer().decode(), loaded.vocab_size, loaded.eos_token_ids)
     except (ModelError, ValueError) as error:

@@ -105,4 +105,4 @@ def test_the_check_of_a_model_needs_no_torch() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout == "ModelFacts(max_positions=8192, has_chat_template=True)\n"
+    assert result.stdout == "ModelFacts(max_positions=8192, has_chat_template=True, generates=True)\n"

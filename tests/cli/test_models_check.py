@@ -17,7 +17,8 @@ from services.config.option import Refusal
 from services.engine.models.architectures import SHAPES
 from services.launcher import main as launcher
 from services.launcher import random_model
-from tests.checkpoints import edit_json
+from services.process.configs import UpConfig
+from tests.checkpoints import edit_json, write_checkpoint
 from tests.engine.models.published_configs import PUBLISHED
 from tests.gguf_files import write_gguf
 
@@ -127,6 +128,29 @@ def test_up_says_in_one_line_what_the_model_takes(
     kernels = checked(model)[1]["kernels"]
     words = "5.05 million parameters: 19.26 MiB of weights in float32, 3.91 MiB of KV for 1,000 tokens"
     assert capsys.readouterr().err == f"baton: LlamaForCausalLM, {words}, kernels: {kernels}\n"
+
+
+def test_an_encoder_keeps_no_kv_and_up_starts_prefill_workers_alone(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    bert = write_checkpoint(tmp_path / "bert", "bert")
+    shutil.copy(model / "tokenizer.json", bert)
+    code, said = checked(bert)
+    assert (code, said["kv_bytes_per_1000_tokens"], said["notes"]) == (0, 0, [])
+    assert said["parts"]["attention"] == "2 layers, 4 heads of 16, both ways"
+    started: list[UpConfig] = []
+
+    def run(config: UpConfig) -> int:
+        started.append(config)
+        return 0
+
+    monkeypatch.setattr(launcher, "run", run)
+    up = typer.main.get_command(app)
+    up.main(["up", f"--model={bert}", "--decode=3"], prog_name="baton", standalone_mode=False)
+    assert [(config.num_prefill, config.num_decode, config.generates) for config in started] == [(1, 0, False)]
+    for option, words in (("--prefill=0", "--prefill 0"), ("--kv-memory=1GiB", "--kv-memory is for")):
+        with pytest.raises(Refusal, match=words):
+            up.main(["up", f"--model={bert}", option], prog_name="baton", standalone_mode=False)
 
 
 def test_the_check_of_a_model_needs_no_torch(model: Path):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer
@@ -342,8 +342,9 @@ def check(table: dict[str, tuple[set[str], str]], fields: list[OptionField]) -> 
     assert sorted(table) == sorted(field.flag for field in fields)
     for field in fields:
         choices, default = table[field.flag]
-        is_choice = isinstance(field.type, type) and issubclass(field.type, StrEnum)
-        assert choices == (set(field.type) if is_choice else set()), field.flag
+        kind = (get_args(field.type) or (field.type,))[0]  # of what may be None, too
+        is_choice = isinstance(kind, type) and issubclass(kind, StrEnum)
+        assert choices == (set(kind) if is_choice else set()), field.flag
         assert default, field.flag
         if field.default not in (None, (), MISSING):  # else words say what is chosen
             said = "no" if field.default is False else str(field.default).removesuffix(".0")

@@ -126,13 +126,14 @@ async def running(
     max_waiting: int = 100,
     addresses: tuple[str, ...] = (),
     no_worker_wait_s: float = 60.0,
+    role: WorkerRole = WorkerRole.DECODE,
 ) -> AsyncIterator[Stack]:
     async with AsyncExitStack() as exits:
         for worker in workers:
             await exits.enter_async_context(serving(worker))
         counts = Counts()
         named = [worker.address for worker in workers] + list(addresses)
-        access = WorkerAccess(no_worker_wait_s=no_worker_wait_s)
+        access = WorkerAccess(no_worker_wait_s=no_worker_wait_s, role=role)
         dispatcher = Dispatcher(named, Policy(handoff), max_waiting, MemoryPrefixIndex(), counts, access)
         task = asyncio.create_task(dispatcher.run())
         try:

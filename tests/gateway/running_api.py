@@ -101,6 +101,8 @@ async def running_api(
     root_path: str = "",
     max_logprobs: int = 20,
     keeps_text: bool = False,
+    generates: bool = True,
+    normalizes: bool = True,
 ) -> AsyncIterator[Api]:
     """A gateway on a free port of loopback. tls: `http` is then a client that trusts nobody.
 
@@ -110,6 +112,7 @@ async def running_api(
     generator = ScriptedGenerator(Script(one_delta(tokenizer.backend.encode("Hello", add_special_tokens=False).ids)))
     metrics = GatewayMetrics(CollectorRegistry())
     model = ModelInfo(tokenizer.vocab_size, 4096, defaults or GenerationDefaults(), max_logprobs=max_logprobs)
+    model = replace(model, generates=generates, normalizes=normalizes)
     chat_template = None
     if template is not None:
         chat_template = ChatTemplate(

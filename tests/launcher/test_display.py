@@ -39,6 +39,17 @@ def test_a_context_that_was_lowered_is_said_again() -> None:
     assert "context" not in ready_lines(config)
 
 
+def test_a_model_that_makes_embeddings_alone_has_an_example_of_these_and_no_handoffs() -> None:
+    serving = ServingSettings(served_model_name="m")
+    config = UpConfig(workers=WORKERS, serving=serving, generates=False, num_decode=0)
+    lines = ready_lines(config).splitlines()
+    (example,) = (line for line in lines if line.startswith("try "))
+    assert "/v1/embeddings " in example
+    assert json.loads(example[example.index("{") : -1]) == {"model": "m", "input": ["What is the capital of France?"]}
+    assert "workers         1 prefill, 0 decode" in lines
+    assert "handoff         none: the model makes embeddings, and generates nothing" in lines
+
+
 @pytest.mark.parametrize(
     ("chats", "path", "field"), [(True, "chat/completions", "messages"), (False, "completions", "prompt")]
 )

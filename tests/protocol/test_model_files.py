@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from services.config import Pooling
 from services.protocol.model_files.base import ModelError
 from services.protocol.model_files.info import SAMPLING_RANGES, GenerationDefaults, model_digest, read_model_info
 from services.protocol.model_files.open import open_model
@@ -108,3 +109,75 @@ def test_the_digest_tells_models_and_tokenizers_apart(tmp_path: Path) -> None:
     assert digest(first) != digest(same)
     with pytest.raises(ModelError, match="does not exist"):
         digest(tmp_path / "nowhere")
+
+
+def modules_in(directory: Path, kinds: list[str], **pooling: object) -> Path:
+    """A model whose modules have these kinds."""
+    model_dir(directory, CONFIG)
+    modules = [
+        {"path": "1_Pooling" if kind == "Pooling" else "", "type": f"sentence_transformers.models.{kind}"}
+        for kind in kinds
+    ]
+    (directory / "modules.json").write_text(json.dumps(modules))
+    (directory / "1_Pooling").mkdir()
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 4, **pooling}))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("pooling", "expected"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, Pooling.CLS),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": False, "include_prompt": True}, Pooling.MEAN),
+        ({"pooling_mode_lasttoken": True}, Pooling.LAST),
+        ({"pooling_mode": "cls"}, Pooling.CLS),
+    ],
+)
+def test_the_way_of_pooling_is_that_of_the_files(tmp_path: Path, pooling: dict[str, Any], expected: Pooling) -> None:
+    info = read_model_info(open_model(modules_in(tmp_path, ["Transformer", "Pooling", "Normalize"], **pooling)))
+    assert (info.pooling, info.normalizes) == (expected, True)
+
+
+def test_without_a_module_that_normalizes_vectors_keep_their_length(tmp_path: Path) -> None:
+    directory = modules_in(tmp_path, ["Transformer", "Pooling"], pooling_mode_mean_tokens=True)
+    assert not read_model_info(open_model(directory)).normalizes
+    (directory / "modules.json").unlink()
+    info = read_model_info(open_model(directory))
+    assert (info.pooling, info.normalizes) == (Pooling.LAST, True)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "pooling", "named"),
+    [
+        (["Transformer", "Pooling", "Dense"], {"pooling_mode_cls_token": True}, "the module Dense"),
+        (["Transformer"], {}, "no module for pooling"),
+        (["Transformer", "Pooling"], {"pooling_mode_max_tokens": True}, "pooling_mode_max_tokens"),
+        (["Transformer", "Pooling"], {"pooling_mode": "weightedmean"}, "pooling_mode weightedmean"),
+        (["Transformer", "Pooling"], {}, "by none"),
+        (
+            ["Transformer", "Pooling"],
+            {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True},
+            "pooling_mode_cls_token, pooling_mode_mean_tokens",
+        ),
+    ],
+)
+def test_modules_that_are_not_there_are_refused_by_name(
+    tmp_path: Path, kinds: list[str], pooling: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ModelError, match=named):
+        read_model_info(open_model(modules_in(tmp_path, kinds, **pooling)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"architectures": ["LlamaForCausalLM"]}, True),
+        ({"architectures": ["BertModel"]}, False),
+        ({"architectures": ["LlamaForCausalLM"], "is_causal": False}, False),
+        ({}, True),
+    ],
+)
+def test_encoders_and_models_that_see_both_ways_generate_nothing(
+    tmp_path: Path, changes: dict[str, Any], expected: bool
+) -> None:
+    assert read_model_info(open_model(model_dir(tmp_path, CONFIG | changes))).generates is expected

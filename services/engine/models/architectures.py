@@ -10,6 +10,7 @@ from itertools import zip_longest
 from typing import Any
 
 from services.engine.models.config import FAMILIES, decoder_shapes, decoder_shares, parse_decoder_config
+from services.engine.models.encoder_config import ENCODERS, encoder_shares
 from services.engine.models.model_config import ModelConfig, Shard
 from services.engine.models.opt_config import opt_shapes, opt_shares, parse_opt_config
 from services.engine.models.settings import ConfigSettings
@@ -35,6 +36,10 @@ SHAPES = {
         for name, family in FAMILIES.items()
     },
     "OPTForCausalLM": ModelShape("opt", parse_opt_config, opt_shapes, opt_shares),
+    **{
+        name: ModelShape(family.model_type, family.parse, family.shapes, encoder_shares)
+        for name, family in ENCODERS.items()
+    },
 }
 
 

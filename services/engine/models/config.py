@@ -355,7 +355,11 @@ def parse_decoder_config(raw: ConfigSettings, architecture: str) -> DecoderConfi
     rope, local_rope = _parse_ropes(raw, family, max_position_embeddings)
     if isinstance(rope.scaling, FrequencyFactors) and len(rope.scaling.factors) != rotary_dim // 2:
         raise ModelError(f"config.json: {len(rope.scaling.factors)} factors of the rope, for heads of {rotary_dim}")
-    windows = family.windows(raw)
+    is_causal, windows = raw.flag("is_causal", True), family.windows(raw)
+    plain = latent is None and family.own_settings is None and not family.attention_sinks
+    if not is_causal and not (plain and windows == Windows()):
+        words = "beside a sliding window" if plain else "for this architecture"
+        raise raw.refusal("is_causal", f"is not supported {words}")
     attention_bias, mlp_bias = (_has_bias(raw, key, family) for key in ("attention_bias", "mlp_bias"))
     qkv_bias = family.qkv_bias or ("qkv_bias" in family.optional_biases and raw.flag("qkv_bias", True))
     num_layers = raw.integer("num_hidden_layers")
@@ -373,6 +377,7 @@ def parse_decoder_config(raw: ConfigSettings, architecture: str) -> DecoderConfi
         rope=rope,
         window=windows.widest,
         windows=windows.of_layers,
+        is_causal=is_causal,
         qk_norm=family.qk_norm,
         qkv_bias=qkv_bias or attention_bias,
         output_bias=attention_bias,

@@ -1,6 +1,7 @@
 """Words for the parts that a model consists of, for a person who asks whether it can be served."""
 
 from services.engine.models.config import DecoderConfig
+from services.engine.models.encoder_config import EncoderConfig
 from services.engine.models.model_config import ModelConfig
 from services.engine.models.opt_config import OptConfig
 from services.engine.models.rope_settings import (
@@ -28,8 +29,14 @@ def described_parts(config: ModelConfig) -> dict[str, str]:
         "attention": _attention(config),
         "MLP": f"{config.intermediate_size} wide, {_mlp(config)}",
         "norms": _norms(config),
-        "output": "the embedding's weights" if config.tie_word_embeddings else "weights of its own",
+        "output": _output(config),
     }
+
+
+def _output(config: ModelConfig) -> str:
+    if not config.is_causal:
+        return "embeddings"
+    return "the embedding's weights" if config.tie_word_embeddings else "weights of its own"
 
 
 def _positions(config: ModelConfig) -> str:
@@ -46,7 +53,8 @@ def _attention(config: ModelConfig) -> str:
     heads = f"{config.num_heads} heads of {config.head_dim}"
     shared = "" if config.num_kv_heads == config.num_heads else f" over {config.num_kv_heads} of K and V"
     window = "" if config.window is None else f", window of {config.window} tokens"
-    return f"{config.num_layers} layers, {heads}{shared}{window}{_details(config)}"
+    both = "" if config.is_causal else ", both ways"
+    return f"{config.num_layers} layers, {heads}{shared}{window}{both}{_details(config)}"
 
 
 def _details(config: ModelConfig) -> str:
@@ -58,6 +66,9 @@ def _details(config: ModelConfig) -> str:
             return (f", biases on {biased}" if biased else "") + normed
         case OptConfig():
             return ", biases" if config.bias else ""
+        case EncoderConfig() if any(config.reaches):
+            near = [reach for reach in config.reaches if reach is not None]
+            return f", near tokens alone (up to {near[0]} away) in {len(near)} of them"
     return ""
 
 
@@ -65,6 +76,8 @@ def _mlp(config: ModelConfig) -> str:
     match config:
         case OptConfig():
             return "ReLU"
+        case EncoderConfig():
+            return f"{'gated by ' if config.is_modern else ''}{config.activation}"
         case DecoderConfig(mlp_bias=True):
             return "gated by SiLU, biases"
     return "gated by SiLU"
@@ -74,4 +87,6 @@ def _norms(config: ModelConfig) -> str:
     match config:
         case OptConfig():
             return f"LayerNorm, {'before' if config.norm_first else 'after'} attention and MLP"
+        case EncoderConfig():
+            return f"LayerNorm, {'before' if config.is_modern else 'after'} attention and MLP"
     return "RMSNorm, before attention and MLP"

@@ -69,6 +69,7 @@ class ModelConfig:
     windows: tuple[int | None, ...] = ()  # of each layer, where layers differ; empty: all have `window`
     num_mtp_layers: int = 0  # behind the last layer, for the prediction of further tokens; nobody reads their tensors
     attention_softcap: float | None = None  # of attention scores, see `Scoring`
+    is_causal: bool = True  # False: every token sees all of its prompt; the model makes embeddings and no tokens
 
     @property
     def output_size(self) -> int:
@@ -79,6 +80,11 @@ class ModelConfig:
     def num_planes(self) -> int:
         """Returns the planes of a layer's KV: K and V."""
         return 2
+
+    @property
+    def attention_reaches(self) -> tuple[int | None, ...]:
+        """Returns for each layer how far a token sees before and after it, where it sees both ways; None: all."""
+        return (None,) * self.num_layers
 
     @property
     def scale(self) -> float:
@@ -136,7 +142,11 @@ def _nth_part(index: int, parts: int, length: int) -> range:
 
 
 def layout_of(config: ModelConfig, block_size: int, dtype: str) -> KvLayout:
-    """Returns the geometry of a model's KV blocks."""
+    """Returns the geometry of a model's KV blocks. Those of a model that keeps no KV are the least that a pool can
+    have.
+    """
+    if not config.is_causal:
+        return KvLayout(num_layers=1, num_kv_heads=1, head_dim=1, block_size=block_size, dtype=dtype)
     return KvLayout(
         num_layers=config.num_layers,
         num_kv_heads=config.num_kv_heads,

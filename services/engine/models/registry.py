@@ -18,6 +18,7 @@ from services.engine.models.checkpoint import Checkpoint
 from services.engine.models.config import FAMILIES
 from services.engine.models.decoder import Decoder
 from services.engine.models.dummy import DummyTensors
+from services.engine.models.encoder import Encoder, load_bert, load_modernbert
 from services.engine.models.expert_tensors import DEEPSEEK, GPT_OSS, MIXTRAL, QWEN
 from services.engine.models.experts import load_experts
 from services.engine.models.gguf_stored import gguf_weights
@@ -33,6 +34,8 @@ from services.engine.models.weight_files import WeightFile, safetensors_weights
 from services.engine.models.weights import LayerParts, load_decoder
 from services.protocol.model_files.base import ModelError
 from services.protocol.model_files.gguf_file import is_gguf
+
+_EMBEDDINGS = ("embed_tokens.weight", "word_embeddings.weight", "tok_embeddings.weight")  # by their names' ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,8 @@ ARCHITECTURES = {
     "Qwen3MoeForCausalLM": decoder(LayerParts(mlp=partial(load_experts, QWEN))),
     **dict.fromkeys(("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), latent_decoder(_DEEPSEEK)),
     "OPTForCausalLM": Architecture(load_opt, Opt),
+    **dict.fromkeys(("BertModel", "RobertaModel", "XLMRobertaModel"), Architecture(load_bert, Encoder)),
+    "ModernBertModel": Architecture(load_modernbert, Encoder),
 }
 
 
@@ -110,7 +115,7 @@ def make_model(
 
 def stored_dtype(source: TensorSource) -> torch.dtype:
     """Returns the dtype of the embedding, for a config.json that names none. Raises ModelError."""
-    name = next((name for name in source.names if name.endswith("embed_tokens.weight")), None)
+    name = next((name for name in source.names if name.endswith(_EMBEDDINGS)), None)
     if name is None:
-        raise ModelError("the checkpoint has no embed_tokens.weight")
+        raise ModelError(f"the checkpoint has no {_EMBEDDINGS[0]}")
     return source.dtype(name)

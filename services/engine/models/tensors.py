@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from services.engine.models.encoder_config import EncoderConfig
 from services.engine.models.experts_config import Experts
 from services.engine.models.grouped_mlp import ExpertWeights, GroupedMlp
 from services.engine.models.kv_scales import is_kv_scale
@@ -19,6 +20,7 @@ from services.engine.models.tensor_source import TensorSource
 from services.protocol.model_files.base import ModelError
 
 _HEAD = "lm_head.weight"
+_POOLER = "model.pooler.dense."
 _WHOLE = Share()
 _OF_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
@@ -137,14 +139,16 @@ def _check_tied(source: TensorSource, expected: Shapes) -> None:
 
 
 def _is_no_weight(name: str, config: ModelConfig) -> bool:
-    """Returns True for tensors that repeat known values (stored rotary frequencies, the head of a tied model), for
-    layers that predict further tokens, and for scales of FP8 KV, which `read_kv_scales` reads if KV is FP8.
+    """Returns True for tensors that repeat known values (stored rotary frequencies and positions, the head of a tied
+    model), for layers that predict further tokens, for an encoder's pooler, which embeddings do without, and for
+    scales of FP8 KV, which `read_kv_scales` reads if KV is FP8.
     """
     of_layer = _OF_LAYER.match(name)
     if of_layer and 0 <= int(of_layer[1]) - config.num_layers < config.num_mtp_layers:
         return True
     return (
-        name.endswith(".rotary_emb.inv_freq")
+        name.endswith((".rotary_emb.inv_freq", ".embeddings.position_ids", ".embeddings.token_type_ids"))
+        or (name.startswith(_POOLER) and isinstance(config, EncoderConfig))
         or (name == _HEAD and config.tie_word_embeddings)
         or is_kv_scale(name, config)
     )

@@ -299,6 +299,7 @@ class Runner(Protocol):
     vocab_size: int
     embedding_size: int  # numbers of a token's hidden state, after the last norm
     window: int | None  # positions that a token sees, its own included; earlier blocks are not read. None: all
+    whole_prompts: bool  # every prompt is in one step, and nothing of it is kept: its tokens see all of it
 
     def kv_memory(self) -> BlockMemory:
         """Returns the pool, num_blocks of layout.block_bytes each, for transports: the same object each time."""

@@ -72,7 +72,7 @@ def _load_cpu(plan: LoadPlan, cores: CoreShare | None, progress: Progress) -> tu
     with plan.tensors() as tensors:
         weights = load_weights(tensors, config, plan.dtype, fused=not_fused is None, on_read=progress.advance)
     progress.stage(KERNELS)
-    num_blocks = plan.num_blocks(kv_budget(engine.kv_memory_bytes))
+    num_blocks = plan.num_blocks(kv_budget(engine.kv_memory_bytes)) if config.is_causal else plan.num_unkept_blocks
     runner = TorchRunner(config, weights, num_blocks, engine.block_size, fused=not_fused is None, cores=cores)
     kernels = known_isa().name if not_fused is None else "torch"
     return runner, kernels, _kernel_notices(engine, dtype)

@@ -18,7 +18,7 @@ from services.engine.models.model_config import DTYPES, ModelConfig, layout_of
 from services.engine.models.registry import open_tensors, stored_dtype, weight_files
 from services.engine.models.tensor_source import TensorSource
 from services.engine.models.weight_files import weights_id
-from services.engine.runner.model_check import wanted_len
+from services.engine.runner.model_check import check_options, wanted_len
 from services.protocol.model_files.base import ModelError, ModelFiles, naming
 from services.protocol.model_files.info import read_generation_defaults
 from services.protocol.model_files.open import open_model
@@ -70,6 +70,11 @@ class LoadPlan:
             raise ModelError(f"{budget} bytes of KV memory are too little for this model: it needs at least {needed}")
         return num_blocks
 
+    @property
+    def num_unkept_blocks(self) -> int:
+        """Returns the blocks of the longest prompt, for a model that keeps nothing in them."""
+        return max(_MIN_BLOCKS, -(-self.wanted_len // self.engine.block_size))
+
     def _precision(self) -> dict[str, object]:
         """Returns the precision for `kvtransfer.layout.fingerprint`."""
         parts: dict[str, object] = {}
@@ -87,6 +92,9 @@ def plan_load(engine: EngineConfig) -> LoadPlan:
     with naming(files):
         config = parse_model_config(files.config())
         eos_token_ids, eos_notices = _ends_of_answers(files, config)
+    if not config.is_causal:
+        device = _CPU
+    check_options(engine, config)
     longest = wanted_len(engine, config)
     dtype, dtype_notices = _dtype(engine, config, device)
     _check_fp8(engine, dtype)

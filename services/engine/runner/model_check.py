@@ -25,6 +25,7 @@ class ModelFacts:
 
     max_positions: int  # that it was made for
     has_chat_template: bool
+    generates: bool = True  # False: it makes embeddings alone
 
 
 def check_model(engine: EngineConfig, num_workers: int) -> ModelFacts:
@@ -36,13 +37,25 @@ def check_model(engine: EngineConfig, num_workers: int) -> ModelFacts:
     with naming(files):
         config = parse_model_config(files.config())
         read_model_info(files)
+    check_options(engine, config)
     wanted_len(engine, config)
     files.tokenizer()
     if engine.load_format is not LoadFormat.DUMMY:
         check_weights(engine, files)
     if engine.device is DeviceKind.CPU:
         check_memory(engine, config, num_workers, one_alone="`--prefill 0 --decode 1` starts one worker alone")
-    return ModelFacts(config.max_position_embeddings, has_chat_template=files.chat_template() is not None)
+    has_template = files.chat_template() is not None
+    return ModelFacts(config.max_position_embeddings, has_chat_template=has_template, generates=config.is_causal)
+
+
+def check_options(engine: EngineConfig, config: ModelConfig) -> None:
+    """Raises ModelError for options that mean nothing for a model which makes embeddings alone."""
+    if config.is_causal:
+        return
+    if engine.kv_memory_bytes is not None:
+        raise ModelError("--kv-memory is for models that generate: this one makes embeddings, and keeps no KV")
+    if engine.device is DeviceKind.CUDA:
+        raise ModelError("--device cuda: a model that makes embeddings alone runs on the CPU so far")
 
 
 def wanted_len(engine: EngineConfig, config: ModelConfig) -> int:

@@ -17,7 +17,7 @@ from services.engine.models.model_config import ModelConfig, layout_of
 from services.engine.runner.memory import available_bytes
 from services.engine.runner.model_check import check_weights, compute_dtype, weight_bytes
 from services.protocol.model_files.base import ModelError, ModelFiles, naming
-from services.protocol.model_files.info import read_model_info
+from services.protocol.model_files.info import generates, read_model_info
 from services.protocol.model_files.open import open_model
 
 KV_TOKENS = 1000  # of which the report gives the KV's memory
@@ -96,7 +96,7 @@ def summary(engine: EngineConfig) -> str:
     kernels = f", kernels: {kernels_here(engine, sizes.dtype)}" if engine.device is DeviceKind.CPU else ""
     return (
         f"{config.architecture}, {rounded(sizes.num_parameters)} parameters: {mib(sizes.weight_bytes)} of weights in "
-        f"{sizes.dtype}, {mib(sizes.kv_bytes)} of KV for {KV_TOKENS:,} tokens{kernels}"
+        f"{sizes.dtype}, {_kv_words(sizes)}{kernels}"
     )
 
 
@@ -107,8 +107,14 @@ def sizes_of(engine: EngineConfig, config: ModelConfig) -> ModelSizes:
         dtype=dtype,
         num_parameters=num_parameters(config),
         weight_bytes=weight_bytes(config, dtype),
-        kv_bytes=layout_of(config, engine.block_size, dtype).block_bytes * KV_TOKENS // engine.block_size,
+        kv_bytes=_kv_bytes(engine, config, dtype),
     )
+
+
+def _kv_bytes(engine: EngineConfig, config: ModelConfig, dtype: str) -> int:
+    if not config.is_causal:
+        return 0
+    return layout_of(config, engine.block_size, dtype).block_bytes * KV_TOKENS // engine.block_size
 
 
 def kernels_here(engine: EngineConfig, dtype: str) -> str:
@@ -127,6 +133,10 @@ def kernels_here(engine: EngineConfig, dtype: str) -> str:
     return known_isa().name if reason is None else f"torch's operations ({reason})"
 
 
+def _kv_words(sizes: ModelSizes) -> str:
+    return f"{mib(sizes.kv_bytes)} of KV for {KV_TOKENS:,} tokens" if sizes.kv_bytes else "no KV"
+
+
 def mib(num_bytes: int) -> str:
     """Returns a size in MiB, or from 1 GiB on in GiB."""
     return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.2f} MiB"
@@ -141,7 +151,7 @@ def _note_memory(report: ModelReport, engine: EngineConfig) -> None:
 
 def _note_template(report: ModelReport, files: ModelFiles) -> None:
     with report.refusing():
-        if files.chat_template() is None:
+        if generates(files.config()) and files.chat_template() is None:
             report.notes.append("there is no chat template: chats need --chat-template")
 
 

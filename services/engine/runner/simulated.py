@@ -49,6 +49,7 @@ class SimulatedRunner:
         self.layout = KvLayout(num_layers=1, num_kv_heads=1, head_dim=1, block_size=block_size, dtype="float32")
         self.num_blocks = num_blocks
         self.spare_blocks = spare_blocks(num_blocks, block_size)
+        self.whole_prompts = False
         self.vocab_size = vocab_size
         self.embedding_size = 2
         self.window = window

@@ -48,10 +48,18 @@ class Scheduler(Protocol):
 
 
 def take_chunks(sequences: Sequences, slots: np.ndarray, budget: int) -> StepPlan:
-    """Plans prompt chunks for these int64[n] slots, in this order, until `budget` tokens are used up."""
+    """Plans prompt chunks for these int64[n] slots, in this order, until `budget` tokens are used up.
+
+    Where prompts must be whole in a step, those that fit into the budget are taken, and the first in any case.
+    """
     batch = sequences.batch
     remaining = batch.length[slots] - batch.computed[slots]
-    before = np.cumsum(remaining) - remaining
+    ends = np.cumsum(remaining)
+    if sequences.whole_prompts:
+        whole = ends <= budget
+        whole[:1] = True
+        return StepPlan(slots[whole], remaining[whole].astype(np.int32))
+    before = ends - remaining
     counts = np.minimum(remaining, budget - before)
     taken = counts > 0
     return StepPlan(slots[taken], counts[taken].astype(np.int32))

@@ -39,16 +39,22 @@ class Admitter:
         nodes: CacheNodes,
         branches: Branches,
         eos_token_ids: tuple[int, ...],
+        *,
+        keeps_blocks: bool = True,
     ) -> None:
+        """keeps_blocks: False where nothing of a prompt is kept, so that no request has blocks."""
         self._batch = batch
         self._requests = requests
         self._tables = tables
         self._nodes = nodes
         self._branches = branches
         self._eos_token_ids = eos_token_ids
+        self._keeps_blocks = keeps_blocks
 
     def blocks_needed(self, request: Request) -> int:
         """Blocks for the known tokens, and for the next position of each branch where that is computed here too."""
+        if not self._keeps_blocks:
+            return 0
         length = len(request.capsule.token_ids) + (request.kind not in (Kind.PRODUCE, Kind.EMBED))
         return -(-length // self._batch.block_size) + _own_blocks(request)
 

@@ -45,7 +45,7 @@ class CacheNodes:
         a hit, or any block of a prompt of which all is needed.
         """
         size, token_ids = self._batch.block_size, capsule.token_ids
-        end = len(token_ids) // size
+        end = min(len(token_ids) // size, len(blocks))
         chain: list[int] = blocks[num_cached:end].tolist()
         parents = [int(blocks[num_cached - 1]) if num_cached else NO_BLOCK, *chain][:-1]
         content = token_ids[num_cached * size : end * size].reshape(-1, size)
@@ -125,7 +125,7 @@ class CacheNodes:
         namespace, marks = capsule.namespace, capsule.contents.marks(size)
         if batch.num_ready[slot] < entered:
             return
-        for index in range(entered, int(batch.done[slot]) // size):
+        for index in range(entered, min(int(batch.done[slot]) // size, int(batch.num_blocks[slot]))):
             block, parent = int(table[index]), int(table[index - 1]) if index else NO_BLOCK
             tokens = batch.tokens[slot, None, index * size : (index + 1) * size]
             mark = {0: marks[index]} if index in marks else NO_MARKS

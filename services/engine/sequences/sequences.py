@@ -42,8 +42,13 @@ class Sequences:
         outputs: EngineOutputs,
         eos_token_ids: tuple[int, ...],
         window: int | None = None,
+        *,
+        whole_prompts: bool = False,
     ) -> None:
-        """window: of the model's attention, in tokens; None: there is none."""
+        """window: of the model's attention, in tokens; None: there is none. whole_prompts: see `Runner`; then no
+        request has blocks.
+        """
+        self.whole_prompts = whole_prompts
         self.batch = batch
         self.pool = pool
         self.requests = RequestTable()
@@ -52,7 +57,9 @@ class Sequences:
         self.nodes = CacheNodes(batch, pool, self.frees)
         self.branches = Branches(batch, pool)
         self._outputs = outputs
-        self._admitter = Admitter(batch, self.requests, self.tables, self.nodes, self.branches, eos_token_ids)
+        self._admitter = Admitter(
+            batch, self.requests, self.tables, self.nodes, self.branches, eos_token_ids, keeps_blocks=not whole_prompts
+        )
 
     # Queues and admission.
 

@@ -91,7 +91,7 @@ class EmbeddingRunner:
         )
         try:
             async with terms.caller.admit(record), self._generator.generate(wanted) as running:
-                vectors, record.cached_tokens = await _collect(request, running, len(prompts), record)
+                vectors, record.cached_tokens = await _collect(asked, running, len(prompts), record)
         except GenerationError as error:
             if isinstance(error, Overloaded):
                 self._metrics.refused(error.refusal)
@@ -124,9 +124,10 @@ def _capsules(asked: Resolved[EmbeddingRequest], prompts: Sequence[Prompt], call
 
 
 async def _collect(
-    request: EmbeddingRequest, running: RunningRequest, number: int, record: RequestRecord
+    asked: Resolved[EmbeddingRequest], running: RunningRequest, number: int, record: RequestRecord
 ) -> tuple[list[np.ndarray], int]:
     """Takes the embeddings as they come. Returns them in the order of the inputs, and the cached tokens of all."""
+    request, normalizes = asked.request, asked.model.base.normalizes
     vectors: list[np.ndarray] = [np.empty(0)] * number
     cached_tokens = 0
     for num_taken in range(1, number + 1):
@@ -134,17 +135,20 @@ async def _collect(
         if delta.embedding is None or not np.isfinite(delta.embedding).all():
             raise internal_error()
         record.first_token = record.first_token or monotonic()
-        vectors[delta.choice] = finished(delta.embedding, request)
+        vectors[delta.choice] = finished(delta.embedding, request, normalizes=normalizes)
         cached_tokens += delta.cached_tokens
         if num_taken % _AT_ONCE == 0:
             await asyncio.sleep(0)
     return vectors, cached_tokens
 
 
-def finished(embedding: np.ndarray, request: EmbeddingRequest) -> np.ndarray:
-    """Shortens and normalizes an embedding as a request wants it. Returns float32[dimensions]; zeros stay zeros."""
+def finished(embedding: np.ndarray, request: EmbeddingRequest, *, normalizes: bool) -> np.ndarray:
+    """Shortens and normalizes an embedding as a request wants it. Returns float32[dimensions]; zeros stay zeros.
+
+    normalizes: where the request does not say.
+    """
     shortened = embedding if request.dimensions is None else embedding[: request.dimensions]
-    if request.normalize is False:
+    if not (normalizes if request.normalize is None else request.normalize):
         return shortened
     norm = float(np.linalg.norm(shortened.astype(np.float64)))
     normalized: np.ndarray = (shortened / (norm or 1.0)).astype(np.float32)

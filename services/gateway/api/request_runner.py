@@ -44,6 +44,7 @@ MAX_SEQUENCES = 1024  # choices of one request, of all its prompts
 # Tokens that sampling parameters name (biases, stop tokens, bad words), of all choices together.
 MAX_NAMED_TOKENS = 1 << 17
 
+_EMBEDS_ALONE = "This model makes embeddings and generates nothing; ask for them at /v1/embeddings."
 _AT_ONCE = 64  # choices that are made before other requests get their turn
 _SHORT_WORDS = 1024  # characters of bad words that are tokenized in less than a millisecond
 
@@ -86,6 +87,8 @@ class RequestRunner(Generic[Request]):
     def check(self, request: Request) -> Resolved[Request]:
         """Checks all that needs no tokens. Returns the request with its model. Raises ApiError."""
         model = self.models.resolve(request.model)
+        if not model.base.generates:
+            raise invalid(_EMBEDS_ALONE, "model", "unsupported_model")
         request.check_combinations()
         check_logprobs(request, model.base.max_logprobs, model.base.vocab_size)
         return Resolved(request, model)

@@ -20,8 +20,8 @@ class ServedBase:
     """The model that the workers behind this gateway run.
 
     created: in seconds since 1970. fingerprint: tells answers of another model, or of another version of this program.
-    max_logprobs: alternatives of a token that a request may ask for. pooling: of embeddings, where a request does not
-    say.
+    max_logprobs: alternatives of a token that a request may ask for. pooling, normalizes: of embeddings, where a
+    request does not say. generates: False where it makes embeddings alone.
     """
 
     name: str
@@ -29,6 +29,8 @@ class ServedBase:
     max_logprobs: int
     defaults: GenerationDefaults
     pooling: Pooling
+    normalizes: bool
+    generates: bool
     created: int
     fingerprint: str
 
@@ -41,6 +43,8 @@ class ServedBase:
             max_logprobs=model.vocab_size if model.max_logprobs == -1 else min(model.max_logprobs, model.vocab_size),
             defaults=model.generation,
             pooling=model.pooling,
+            normalizes=model.normalizes,
+            generates=model.generates,
             created=int(time.time()),
             fingerprint=_fingerprint(model.digest or name),
         )

@@ -71,6 +71,7 @@ class WorkerAccess:
     # Where no worker that could run a request is connected, the request waits so long, unless no worker is known.
     no_worker_wait_s: float = 0.0
     channels: Channels = field(default_factory=Channels)
+    role: WorkerRole = WorkerRole.DECODE  # of the workers without which no request can be served
 
 
 class Dispatcher:
@@ -143,7 +144,7 @@ class Dispatcher:
         """See Generator. False until every address was tried once, or the first requests would find no pair."""
         links = self._links.values()
         self._tried = self._tried or (len(links) > 0 and all(link.tried for link in links))
-        return self._fleet.has(WorkerRole.DECODE) and self._tried and not self._draining
+        return self._fleet.has(self._access.role) and self._tried and not self._draining
 
     def drain(self, after_s: float) -> None:
         """Is not ready any more, and ends all requests that are still in flight after so many seconds with an error."""

@@ -7,11 +7,13 @@ from typing import Any
 
 from services.config import Pooling
 from services.protocol.model_files.base import ModelError, ModelFiles, Settings, naming, require_int
+from services.protocol.model_files.sentence_modules import read_sentence_modules
 from services.protocol.sampling import MAX_REPETITION, MAX_TEMPERATURE, MAX_TOP_K, MIN_REPETITION
 
 # The settings of config.json that this module reads. The engine, which refuses settings that nobody reads, knows them
 # from here.
 CONFIG_KEYS = frozenset({"eos_token_id", "max_position_embeddings", "vocab_size"})
+_EMBED_ALONE = ("Model", "ForSequenceClassification")  # ends of names of architectures without a language model's head
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class ModelInfo:
     generation: GenerationDefaults
     digest: str = ""  # see model_digest; empty: unknown
     pooling: Pooling = Pooling.LAST  # of embeddings, where a request does not say
+    normalizes: bool = True  # embeddings have the length 1, where a request does not say
+    generates: bool = True  # False: it makes embeddings alone
     max_logprobs: int = 20  # alternatives of a token that a request may ask for; -1: the whole vocabulary
 
 
@@ -55,12 +59,23 @@ def read_model_info(files: ModelFiles, overrides: Settings | None = None) -> Mod
     """Reads limits and defaults of a model. overrides: see `read_generation_defaults`. Raises ModelError."""
     with naming(files):
         config = _config(files)
+        modules = read_sentence_modules(files.path) if files.path.is_dir() else None
         return ModelInfo(
             vocab_size=require_int(config, "vocab_size", "config.json"),
             max_model_len=require_int(config, "max_position_embeddings", "config.json"),
             generation=read_generation_defaults(files, overrides),
             digest=model_digest(files),
+            pooling=Pooling.LAST if modules is None else modules.pooling,
+            normalizes=modules is None or modules.normalizes,
+            generates=generates(files.config()),
         )
+
+
+def generates(config: Settings) -> bool:
+    """Returns False for a model that makes embeddings alone, by the values of its config.json."""
+    names = config.get("architectures")
+    embeds_alone = isinstance(names, list) and any(str(name).endswith(_EMBED_ALONE) for name in names)
+    return not embeds_alone and config.get("is_causal") is not False
 
 
 def model_digest(files: ModelFiles) -> str:

@@ -17,15 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from transformers import AutoModel, GenerationConfig
 
-from services.config import DeviceKind, Dtype
+from services.config import DeviceKind, Dtype, Pooling
 from services.config.engine import EngineConfig
+from services.engine.engine import Engine
 from services.engine.models.architectures import parse_model_config
 from services.engine.models.model_config import ModelConfig
 from services.engine.runner.load import load_runner
+from services.engine.schedulers.prefill import PrefillScheduler
 from services.protocol.model_files.base import ModelError, Settings, read_json_object
-from tests.checkpoints import FAMILIES, LLAMA3_ROPE, YARN_ROPE, write_checkpoint
+from tests.checkpoints import ENCODERS, FAMILIES, LLAMA3_ROPE, YARN_ROPE, write_checkpoint
+from tests.engine.harness import Driven
 from tests.engine.oracle import Reference, prompts_of
 from tests.engine.stepping import run_greedy
 
@@ -36,11 +39,13 @@ _SHAPES = {  # settings that the tensors are shaped by
     "qkv_bias", "num_experts", "num_local_experts", "moe_intermediate_size", "shared_expert_intermediate_size",
     "decoder_sparse_step", "mlp_only_layers", "enable_bias", "_remove_final_layer_norm", "do_layer_norm_before",
     "layer_norm_elementwise_affine", "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
-    "v_head_dim", "first_k_dense_replace", "n_routed_experts", "n_shared_experts",
+    "v_head_dim", "first_k_dense_replace", "n_routed_experts", "n_shared_experts", "type_vocab_size", "norm_bias",
 }  # fmt: skip
 _SET = {  # values of settings whose default says nothing of their type
     "architectures": ["GPT2LMHeadModel"],
     "bos_token_id": 5,
+    "classifier_dropout": 0.5,
+    "classifier_pooling": "mean",
     "dtype": "float16",
     "id2label": {"0": "no"},
     "label2id": {"no": 0},
@@ -53,9 +58,13 @@ _SET = {  # values of settings whose default says nothing of their type
     "topk_group": 3,
     "transformers_version": "4.30.0",
 }
+ALL = FAMILIES | ENCODERS
+_CHECKPOINTS: dict[str, dict[str, Any]] = {"modernbert": {"local_attention": 16}}  # what a prompt is long enough for
 LEFT_OUT = object()  # in place of a value: the setting is not in config.json
 _NOT_RUN = {"return_dict": "`transformers` itself cannot generate with it"}
 _NOT_RUN_OF = {("ministral", "head_dim"): "`transformers` needs it, though its configuration does not"}
+# Settings that `transformers` itself cannot do without, by the family.
+_NEEDED = {"modernbert": ("pad_token_id", "sliding_window")}
 _DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _YARN = {**YARN_ROPE, "original_max_position_embeddings": 16}
 # Settings that the classes do not name but heed, that older versions or other programs know, or that contradict others.
@@ -168,8 +177,12 @@ def variants_of(family: str) -> list[Variant]:
     """All variants of a family, in one order."""
     values = FAMILIES[family][0]().to_dict() | GenerationConfig._get_default_generation_params()
     names = [key for key in values if key not in ("model_type", *_NOT_RUN) and (family, key) not in _NOT_RUN_OF]
+    values = ALL[family][0]().to_dict() | GenerationConfig._get_default_generation_params()
+    names = [key for key in values if key not in ("model_type", *_NOT_RUN)]
     changed = [(key, _other(key, values[key])) for key in names]
-    return [Variant(family, key, value) for key, value in (*changed, *((key, LEFT_OUT) for key in names), *INTERESTING)]
+    tried = (*changed, *((key, LEFT_OUT) for key in names), *INTERESTING)
+    needed = _NEEDED.get(family, ())
+    return [Variant(family, key, value) for key, value in tried if key not in needed or value not in (None, LEFT_OUT)]
 
 
 def _other(key: str, value: Any) -> Any:
@@ -193,7 +206,8 @@ class Tried:
     _own: dict[ModelConfig, tuple[list[int], list[float]]] = field(default_factory=dict)  # its results
 
     def __post_init__(self) -> None:
-        write_checkpoint(self.directory, self.family, max_position_embeddings=128)
+        shape = _CHECKPOINTS.get(self.family, {})
+        write_checkpoint(self.directory, self.family, max_position_embeddings=128, **shape)
         self._base = read_json_object(self.directory / "config.json")
 
     def check(self, variant: Variant) -> str:
@@ -207,6 +221,9 @@ class Tried:
             is_named = variant.key in refusal or (variant.key in _SHAPES and "tensor " in refusal)
             assert is_named, f"{variant} is refused without its name: {refusal}"
             return refusal
+        if not parse_model_config(config).is_causal:
+            self._check_states(variant, torch.tensor(logprobs))
+            return "equal"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of older names of settings
             expected_tokens, expected = Reference(self.directory).run(_PROMPT_TOKENS, _NUM_TOKENS)
@@ -216,15 +233,40 @@ class Tried:
         assert torch.allclose(found, wanted, rtol=0, atol=_TOLERANCE), f"{variant}: {found} instead of {wanted}"
         return "equal"
 
+    def _check_states(self, variant: Variant, found: torch.Tensor) -> None:
+        """Raises AssertionError for another mean of hidden states than that of `transformers`."""
+        with warnings.catch_warnings(), torch.inference_mode():
+            warnings.simplefilter("ignore", FutureWarning)
+            # With its other ways to compute attention `transformers` ignores `is_causal`.
+            chosen: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
+            model = AutoModel.from_pretrained(self.directory, **chosen)
+            states: torch.Tensor = model(torch.tensor([_PROMPT_TOKENS]), return_dict=True).last_hidden_state[0]
+        wanted = states.mean(dim=0)
+        assert torch.allclose(found, wanted, rtol=0, atol=_TOLERANCE), f"{variant}: {found} instead of {wanted}"
+
     def _run(self, config: Settings) -> tuple[list[int], list[float], str | None]:
-        """The greedy tokens, their log-probabilities, and the refusal if there is one; once for each `ModelConfig`."""
+        """The greedy tokens, their log-probabilities, and the refusal if there is one; once for each `ModelConfig`.
+
+        Of a model that makes embeddings alone there are no tokens, and the mean of its hidden states.
+        """
         try:
             parsed = parse_model_config(config)
             if parsed not in self._own:
-                self._own[parsed] = self._loaded_and_run()
+                self._own[parsed] = self._loaded_and_run() if parsed.is_causal else ([], self._loaded_and_pooled())
         except ModelError as error:
             return [], [], str(error)
         return (*self._own[parsed], None)
+
+    def _loaded_and_pooled(self) -> list[float]:
+        chosen = EngineConfig(model=self.directory, device=DeviceKind.CPU, dtype=Dtype.FLOAT32, num_threads=1)
+        engine = Engine(
+            load_runner(chosen).runner, PrefillScheduler(256), max_num_seqs=1, max_model_len=128, eos_token_ids=()
+        )
+        driven = Driven(engine)
+        handle = driven.embed(_PROMPT_TOKENS, Pooling.MEAN)
+        driven.run()
+        pooled: list[float] = driven.embeddings[handle].tolist()
+        return pooled
 
     def _loaded_and_run(self) -> tuple[list[int], list[float]]:
         chosen = EngineConfig(
@@ -249,9 +291,9 @@ def _failures(family: str, directory: Path) -> Iterator[str]:
 def main() -> int:
     """Tries all variants; prints each, and those that fail once more."""
     with tempfile.TemporaryDirectory() as directory:
-        failed = [text for family in FAMILIES for text in _failures(family, Path(directory) / family)]
+        failed = [text for family in ALL for text in _failures(family, Path(directory) / family)]
     print("\n".join(failed))
-    print(f"{sum(len(variants_of(family)) for family in FAMILIES)} variants: {len(failed)} failed")
+    print(f"{sum(len(variants_of(family)) for family in ALL)} variants: {len(failed)} failed")
     return 1 if failed else 0
 
 

@@ -259,3 +259,10 @@ async def test_a_link_ends_when_told_to_though_its_call_answers_that_with_an_err
         done, _ = await asyncio.wait([task], timeout=120)
         assert done
         assert task.cancelled()
+
+
+async def test_for_a_model_that_generates_nothing_prefill_workers_alone_are_ready():
+    async with running(prefill_worker(), role=WorkerRole.PREFILL) as stack:
+        assert stack.dispatcher.ready()
+    async with running(prefill_worker()) as stack:
+        assert not stack.dispatcher.ready()

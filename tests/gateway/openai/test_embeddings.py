@@ -365,3 +365,33 @@ async def test_as_many_inputs_have_bytes_as_a_header_can_list(api: Api):
     assert len((await embed(api, ["a"] * 257, encoding_format="bytes_only")).content) == 257 * 16
     api.generator.script = deltas(VECTOR)
     assert len((await embed(api, [5] * 257, encoding_format="bytes", truncate_prompt_tokens=9)).content) == 16
+
+
+async def test_a_model_that_makes_embeddings_alone_generates_nothing():
+    async with running_api(generates=False) as api:
+        chat, text = {"messages": [{"role": "user", "content": "Hi"}]}, {"prompt": "Hi"}
+        responses: dict[str, Any] = {"input": "Hi", "store": False}
+        bodies: dict[str, dict[str, Any]] = {
+            "chat/completions": chat,
+            "completions": text,
+            "responses": responses,
+            "messages": {**chat, "max_tokens": 5},
+        }
+        for path, body in bodies.items():
+            answer = await api.http.post(f"/v1/{path}", json={"model": MODEL, **body})
+            assert answer.status_code == 400, path
+            assert "This model makes embeddings and generates nothing" in answer.json()["error"]["message"]
+        assert api.generator.requests == []
+        api.generator.script = deltas(VECTOR)
+        assert (await embed(api)).status_code == 200
+
+
+async def test_the_model_says_whether_vectors_have_the_length_1_where_the_request_does_not():
+    async with running_api(normalizes=False) as api:
+        for fields, expected in (({}, VECTOR), ({"normalize": True}, unit(VECTOR)), ({"normalize": False}, VECTOR)):
+            api.generator.script = deltas(VECTOR)
+            (item,) = (await embed(api, **fields)).json()["data"]
+            assert item["embedding"] == pytest.approx(expected, abs=1e-6)
+        api.generator.script = deltas(VECTOR, [6.0, 8.0, 0.2, -24.0])
+        scored = (await api.http.post("/v1/score", json={"text_1": "a", "text_2": "b"})).json()["data"]
+        assert scored[0]["score"] == pytest.approx(1.0, abs=1e-6)

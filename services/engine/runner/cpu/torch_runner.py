@@ -53,7 +53,7 @@ class TorchRunner:
     ) -> None:
         self.layout = kv_layout(config, block_size, weights.dtype)
         self.num_blocks = num_blocks
-        self.spare_blocks = spare_blocks(num_blocks, block_size)
+        self.spare_blocks = spare_blocks(num_blocks, block_size) if config.is_causal else range(num_blocks, num_blocks)
         self.vocab_size = config.vocab_size
         self.embedding_size = config.output_size
         self.window = config.window
@@ -62,6 +62,7 @@ class TorchRunner:
         self._memory = HostBlocks(blocks[:num_blocks])
         pool = torch.from_numpy(blocks).view(-1).view(weights.dtype).view(self.layout.shape(len(blocks)))
         self._cores = cores
+        self.whole_prompts = not config.is_causal
         self._attention = make_attention(
             pool,
             self.layout,

@@ -71,6 +71,7 @@ class ScoringRequest(Nested):
         first, second = self.sides
         return ScoredTexts(
             input=[*first.texts, *second.texts],
+            normalize=True,
             names=[side.name_of(index) for side in (first, second) for index in range(len(side.texts))],
             **{name: getattr(self, name) for name in _PASSED_ON},
         )
