@@ -31,6 +31,7 @@ from transformers import (
     MixtralConfig,
     MixtralForCausalLM,
     ModernBertConfig,
+    ModernBertForSequenceClassification,
     ModernBertModel,
     OPTConfig,
     OPTForCausalLM,
@@ -43,8 +44,10 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
     RobertaConfig,
+    RobertaForSequenceClassification,
     RobertaModel,
     XLMRobertaConfig,
+    XLMRobertaForSequenceClassification,
     XLMRobertaModel,
 )
 
@@ -97,6 +100,11 @@ ENCODERS = {
     "roberta": (RobertaConfig, RobertaModel),
     "xlm-roberta": (XLMRobertaConfig, XLMRobertaModel),
 }
+CROSS_ENCODERS = {
+    "modernbert-classifier": (ModernBertConfig, ModernBertForSequenceClassification),
+    "roberta-classifier": (RobertaConfig, RobertaForSequenceClassification),
+    "xlm-roberta-classifier": (XLMRobertaConfig, XLMRobertaForSequenceClassification),
+}
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -134,7 +142,7 @@ def write_checkpoint(
     **config: Any,
 ) -> Path:
     """Writes a checkpoint with random weights and returns its directory. `config` overrides the tiny defaults."""
-    config_class, model_class = (FAMILIES | ENCODERS)[family]
+    config_class, model_class = (FAMILIES | ENCODERS | CROSS_ENCODERS)[family]
     shape: dict[str, Any] = {
         "vocab_size": 320,
         "hidden_size": 64,
@@ -147,10 +155,12 @@ def write_checkpoint(
     }
     if family == "opt":
         shape |= {"ffn_dim": 96, "pad_token_id": None}
-    elif family in ENCODERS:
+    elif family in ENCODERS | CROSS_ENCODERS:
         shape |= {"intermediate_size": 96, "pad_token_id": 1, "eos_token_id": 2}
     else:
         shape |= {"intermediate_size": 96, "num_key_value_heads": 2}
+    if family in CROSS_ENCODERS:
+        shape["num_labels"] = 1
     if family in ("gemma2", "gemma3", "gpt_oss", "llama", "ministral", "mistral", "mixtral", "qwen3"):
         shape["head_dim"] = 16
     if family in ("deepseek_v2", "deepseek_v3"):

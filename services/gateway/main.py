@@ -380,6 +380,8 @@ def _runners(
     files = open_model(config.model)
     model = read_model_info(files, dict(config.serving.generation_overrides))
     pooling = config.serving.pooling or model.pooling
+    if model.cross_encoder is not None and pooling is not model.pooling:
+        raise ModelError(f"--pooling {pooling}: this model's head reads what its config.json says, {model.pooling}")
     model = replace(model, pooling=pooling, max_logprobs=config.serving.max_logprobs)
     if model.generation.not_applied:
         log.warning("settings of generation_config.json are not applied", names=model.generation.not_applied)

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
+from services.config import Pooling
 from services.gateway.anthropic_api.routes import messages_routes
 from services.gateway.api.caller import Authenticator
 from services.gateway.api.dialects.chat_answers import ChatModel
@@ -38,6 +39,7 @@ from services.gateway.text.chat_template import ChatTemplate
 from services.gateway.text.model_output.forms import find_forms
 from services.gateway.text.tokenizer import Tokenizer
 from services.process.supervised import supervised
+from services.protocol.model_files.cross_encoder import CrossEncoder
 from services.protocol.model_files.info import GenerationDefaults, ModelInfo
 from services.tls.contexts import server_context
 from services.tls.files import CertificateFiles
@@ -103,6 +105,7 @@ async def running_api(
     keeps_text: bool = False,
     generates: bool = True,
     normalizes: bool = True,
+    cross_encoder: CrossEncoder | None = None,
 ) -> AsyncIterator[Api]:
     """A gateway on a free port of loopback. tls: `http` is then a client that trusts nobody.
 
@@ -112,7 +115,8 @@ async def running_api(
     generator = ScriptedGenerator(Script(one_delta(tokenizer.backend.encode("Hello", add_special_tokens=False).ids)))
     metrics = GatewayMetrics(CollectorRegistry())
     model = ModelInfo(tokenizer.vocab_size, 4096, defaults or GenerationDefaults(), max_logprobs=max_logprobs)
-    model = replace(model, generates=generates, normalizes=normalizes)
+    pooling = Pooling.LAST if cross_encoder is None else cross_encoder.pooling
+    model = replace(model, generates=generates, normalizes=normalizes, pooling=pooling, cross_encoder=cross_encoder)
     chat_template = None
     if template is not None:
         chat_template = ChatTemplate(

@@ -10,6 +10,7 @@ import pytest
 
 from services.config import Pooling
 from services.protocol.model_files.base import ModelError
+from services.protocol.model_files.cross_encoder import CrossEncoder
 from services.protocol.model_files.info import SAMPLING_RANGES, GenerationDefaults, model_digest, read_model_info
 from services.protocol.model_files.open import open_model
 
@@ -181,3 +182,39 @@ def test_encoders_and_models_that_see_both_ways_generate_nothing(
     tmp_path: Path, changes: dict[str, Any], expected: bool
 ) -> None:
     assert read_model_info(open_model(model_dir(tmp_path, CONFIG | changes))).generates is expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"architectures": ["RobertaForSequenceClassification"]}, CrossEncoder(Pooling.CLS, sigmoid=True)),
+        (
+            {"architectures": ["ModernBertForSequenceClassification"], "model_type": "modernbert"}
+            | {
+                "classifier_pooling": "mean",
+                "sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity",
+            },
+            CrossEncoder(Pooling.MEAN, sigmoid=False),
+        ),
+        (
+            {"architectures": ["XLMRobertaForSequenceClassification"], "classifier_pooling": "mean"}
+            | {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid", "version": "4.1.0"}},
+            CrossEncoder(Pooling.CLS, sigmoid=True),
+        ),
+        ({"architectures": ["BertModel"]}, None),
+    ],
+)
+def test_a_cross_encoder_says_how_its_number_becomes_a_score(
+    tmp_path: Path, changes: dict[str, Any], expected: CrossEncoder | None
+) -> None:
+    info = read_model_info(open_model(model_dir(tmp_path, CONFIG | changes)))
+    assert info.cross_encoder == expected
+    if expected is not None:
+        assert (info.pooling, info.generates) == (expected.pooling, False)
+
+
+def test_another_function_of_a_cross_encoder_s_number_is_refused(tmp_path: Path) -> None:
+    config = CONFIG | {"architectures": ["RobertaForSequenceClassification"]}
+    odd = {"sbert_ce_default_activation_function": "torch.nn.modules.activation.Tanh"}
+    with pytest.raises(ModelError, match="Tanh"):
+        read_model_info(open_model(model_dir(tmp_path, config | odd)))

@@ -29,6 +29,7 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
     "relu": functional.relu,
     "silu": functional.silu,
+    "tanh": torch.tanh,
 }
 
 
@@ -57,6 +58,21 @@ class EncoderLayer:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class EncoderHead:
+    """The head of a cross encoder: one number for each label of what the tokens of a pair were pooled to."""
+
+    dense: Linear  # hidden -> hidden
+    activate: Callable[[Tensor], Tensor]
+    norm: LayerNorm | None
+    output: Linear  # hidden -> labels
+
+    def __call__(self, pooled: Tensor) -> Tensor:
+        """Maps [N, hidden] to [N, labels]."""
+        x = self.activate(self.dense(pooled))
+        return self.output(x if self.norm is None else self.norm(x))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class EncoderWeights:
     """All of the weights, in one dtype."""
 
@@ -68,6 +84,7 @@ class EncoderWeights:
     layers: tuple[EncoderLayer, ...]
     final_norm: LayerNorm | None
     sinks: None = None
+    head: EncoderHead | None = None
 
 
 class Encoder:
@@ -88,6 +105,11 @@ class Encoder:
         """See `Model.forward`."""
         x = self._run_modern(step) if self._config.is_modern else self._run_bert(step)
         return x if step.queries is None else x[step.queries]
+
+    @property
+    def head(self) -> EncoderHead | None:
+        """Returns the head of a cross encoder; None: prompts become embeddings."""
+        return self._weights.head
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Raises AssertionError: no scheduler plans a token of an encoder."""
@@ -149,7 +171,7 @@ def _places(step: ModelInput, padding_id: int) -> Tensor:
 
 def load_bert(tensors: Tensors, config: EncoderConfig) -> EncoderWeights:
     """Reads a checkpoint of BERT's kind that has these shapes. Raises ModelError."""
-    embeddings = "model.embeddings."
+    embeddings = f"{config.prefix}embeddings."
     return EncoderWeights(
         dtype=tensors.dtype,
         embedding=tensors.vector(f"{embeddings}word_embeddings.weight"),
@@ -157,9 +179,11 @@ def load_bert(tensors: Tensors, config: EncoderConfig) -> EncoderWeights:
         token_types=tensors.vector(f"{embeddings}token_type_embeddings.weight"),
         embedding_norm=_load_norm(tensors, config, f"{embeddings}LayerNorm"),
         layers=tuple(
-            _load_bert_layer(tensors, config, f"model.encoder.layer.{layer}.") for layer in range(config.num_layers)
+            _load_bert_layer(tensors, config, f"{config.prefix}encoder.layer.{layer}.")
+            for layer in range(config.num_layers)
         ),
         final_norm=None,
+        head=_load_head(tensors, config, "model.classifier.dense", None, "model.classifier.out_proj"),
     )
 
 
@@ -173,6 +197,7 @@ def load_modernbert(tensors: Tensors, config: EncoderConfig) -> EncoderWeights:
         embedding_norm=_load_norm(tensors, config, "model.embeddings.norm"),
         layers=tuple(_load_modern_layer(tensors, config, layer) for layer in range(config.num_layers)),
         final_norm=_load_norm(tensors, config, "model.final_norm"),
+        head=_load_head(tensors, config, "head.dense", "head.norm", "classifier"),
     )
 
 
@@ -197,6 +222,20 @@ def _load_modern_layer(tensors: Tensors, config: EncoderConfig, layer: int) -> E
         mlp_norm=_load_norm(tensors, config, f"{prefix}mlp_norm"),
         up=tensors.linear(f"{prefix}mlp.Wi", bias=config.mlp_bias),
         down=tensors.linear(f"{prefix}mlp.Wo", bias=config.mlp_bias),
+    )
+
+
+def _load_head(
+    tensors: Tensors, config: EncoderConfig, dense: str, norm: str | None, output: str
+) -> EncoderHead | None:
+    """Reads the head of a cross encoder by the names of its parts; None: the model has none."""
+    if not config.num_labels:
+        return None
+    return EncoderHead(
+        dense=tensors.linear(dense, bias=config.head_bias),
+        activate=_ACTIVATIONS[config.head_activation],
+        norm=None if norm is None else _load_norm(tensors, config, norm),
+        output=tensors.linear(output, bias=True),
     )
 
 

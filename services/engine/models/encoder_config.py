@@ -6,7 +6,7 @@ or in some layers of ModernBERT those that are near. No token is generated, so n
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.engine.models.model_config import ModelConfig, Shard, read_dtype
 from services.engine.models.rope_settings import Rope
@@ -31,6 +31,11 @@ class EncoderConfig(ModelConfig):
     num_token_types: int = 0
     first_position: int = 0  # row of a row's first token
     padding_id: int | None = None  # a token whose position is the row before the first one; None: none is special
+    # Cross encoders' alone.
+    num_labels: int = 0  # numbers that the head makes of a pair of texts; 0: there is no head
+    prefix: str = "model."  # of the names of the encoder's tensors
+    head_bias: bool = True  # of the head's first product
+    head_activation: str = "tanh"  # after it
     # ModernBERT's alone.
     local_rope: Rope | None = None  # of layers with a reach; `rope` is that of the others
     norm_bias: bool = True
@@ -41,6 +46,11 @@ class EncoderConfig(ModelConfig):
     def attention_reaches(self) -> tuple[int | None, ...]:
         """Returns the reach of each layer."""
         return self.reaches
+
+    @property
+    def embedding_size(self) -> int:
+        """Returns how many numbers come of a prompt."""
+        return self.num_labels or self.hidden_size
 
     @property
     def is_modern(self) -> bool:
@@ -121,6 +131,35 @@ def parse_modernbert_config(raw: ConfigSettings, architecture: str) -> EncoderCo
         attention_bias=raw.flag("attention_bias"),
         mlp_bias=raw.flag("mlp_bias"),
     )
+
+
+def parse_roberta_classifier(raw: ConfigSettings, architecture: str) -> EncoderConfig:
+    """Returns the shape of a cross encoder that the config.json of RoBERTa's kind describes. Raises ModelError."""
+    return replace(
+        parse_roberta_config(raw, architecture), num_labels=_num_labels(raw), prefix="model.roberta.", head_bias=True
+    )
+
+
+def parse_modernbert_classifier(raw: ConfigSettings, architecture: str) -> EncoderConfig:
+    """Returns the shape of a cross encoder that the config.json of ModernBERT describes. Raises ModelError."""
+    return replace(
+        parse_modernbert_config(raw, architecture),
+        num_labels=_num_labels(raw),
+        head_bias=raw.flag("classifier_bias"),
+        head_activation=_activation(raw, "classifier_activation"),
+    )
+
+
+def _num_labels(raw: ConfigSettings) -> int:
+    """Returns the number of labels, which must be one: the score of a pair. Raises ModelError."""
+    labels = raw.value("id2label")
+    number = raw.integer("num_labels", len(labels) if isinstance(labels, dict) else 2)
+    if number != 1 or (isinstance(labels, dict) and len(labels) != 1):
+        key = "id2label" if isinstance(labels, dict) else "num_labels"
+        raise raw.refusal(key, "is not supported: a pair of texts gets one score, by one label")
+    raw.require("problem_type", raw.text("problem_type"))  # of losses alone
+    raw.disregard("sbert_ce_default_activation_function", "sentence_transformers")  # gateways read them
+    return number
 
 
 def _parse(
@@ -206,7 +245,7 @@ def _ropes(raw: ConfigSettings) -> tuple[Rope, Rope]:
 
 def bert_shapes(config: EncoderConfig) -> Shapes:
     """Returns the shapes of the tensors of BERT and of models of its kind."""
-    hidden, prefix = config.hidden_size, "model."
+    hidden, prefix = config.hidden_size, config.prefix
     shapes: Shapes = {
         f"{prefix}embeddings.word_embeddings.weight": (config.vocab_size, hidden),
         f"{prefix}embeddings.position_embeddings.weight": (config.num_positions, hidden),
@@ -228,6 +267,21 @@ def _bert_layer_shapes(config: EncoderConfig, prefix: str) -> Shapes:
     shapes |= linear_shapes(f"{prefix}intermediate.dense", inner, hidden, bias=True)
     shapes |= linear_shapes(f"{prefix}output.dense", hidden, inner, bias=True)
     return shapes | _norm_shapes(f"{prefix}output.LayerNorm", hidden, bias=True)
+
+
+def roberta_classifier_shapes(config: EncoderConfig) -> Shapes:
+    """Returns the shapes of the tensors of RoBERTa's cross encoders."""
+    hidden, head = config.hidden_size, "model.classifier."
+    shapes = bert_shapes(config) | linear_shapes(f"{head}dense", hidden, hidden, config.head_bias)
+    return shapes | linear_shapes(f"{head}out_proj", config.num_labels, hidden, bias=True)
+
+
+def modernbert_classifier_shapes(config: EncoderConfig) -> Shapes:
+    """Returns the shapes of the tensors of ModernBERT's cross encoders."""
+    hidden = config.hidden_size
+    shapes = modernbert_shapes(config) | linear_shapes("head.dense", hidden, hidden, config.head_bias)
+    shapes |= _norm_shapes("head.norm", hidden, config.norm_bias)
+    return shapes | linear_shapes("classifier", config.num_labels, hidden, bias=True)
 
 
 def modernbert_shapes(config: EncoderConfig) -> Shapes:
@@ -270,4 +324,11 @@ ENCODERS = {
     "RobertaModel": EncoderFamily("roberta", parse_roberta_config, bert_shapes),
     "XLMRobertaModel": EncoderFamily("xlm-roberta", parse_roberta_config, bert_shapes),
     "ModernBertModel": EncoderFamily("modernbert", parse_modernbert_config, modernbert_shapes),
+    "RobertaForSequenceClassification": EncoderFamily("roberta", parse_roberta_classifier, roberta_classifier_shapes),
+    "XLMRobertaForSequenceClassification": EncoderFamily(
+        "xlm-roberta", parse_roberta_classifier, roberta_classifier_shapes
+    ),
+    "ModernBertForSequenceClassification": EncoderFamily(
+        "modernbert", parse_modernbert_classifier, modernbert_classifier_shapes
+    ),
 }

@@ -82,6 +82,11 @@ class ModelConfig:
         return 2
 
     @property
+    def embedding_size(self) -> int:
+        """Returns how many numbers come of a prompt for which no token is wanted."""
+        return self.output_size
+
+    @property
     def attention_reaches(self) -> tuple[int | None, ...]:
         """Returns for each layer how far a token sees before and after it, where it sees both ways; None: all."""
         return (None,) * self.num_layers

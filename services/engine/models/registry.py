@@ -66,8 +66,17 @@ ARCHITECTURES = {
     "Qwen3MoeForCausalLM": decoder(LayerParts(mlp=partial(load_experts, QWEN))),
     **dict.fromkeys(("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), latent_decoder(_DEEPSEEK)),
     "OPTForCausalLM": Architecture(load_opt, Opt),
-    **dict.fromkeys(("BertModel", "RobertaModel", "XLMRobertaModel"), Architecture(load_bert, Encoder)),
-    "ModernBertModel": Architecture(load_modernbert, Encoder),
+    **dict.fromkeys(
+        (
+            "BertModel",
+            "RobertaModel",
+            "XLMRobertaModel",
+            "RobertaForSequenceClassification",
+            "XLMRobertaForSequenceClassification",
+        ),
+        Architecture(load_bert, Encoder),
+    ),
+    **dict.fromkeys(("ModernBertModel", "ModernBertForSequenceClassification"), Architecture(load_modernbert, Encoder)),
 }
 
 

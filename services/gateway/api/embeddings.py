@@ -32,6 +32,7 @@ from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.capsule import Capsule
 from services.protocol.sampling import SamplingParams
 
+_SCORES_ALONE = "This model scores pairs of texts and makes no embeddings; ask it at /v1/rerank or /v1/score."
 _AT_ONCE = 64  # embeddings that are taken before other requests get their turn
 _NO_TOKENS = SamplingParams(max_tokens=0)
 
@@ -66,9 +67,14 @@ class EmbeddingRunner:
         """Returns the checked request of a body, with its model. Raises ApiError."""
         return self.check(await self.side.run_if(takes_long(body), parse_request, body, kind, neutral))
 
-    def check(self, request: EmbeddingRequest) -> Resolved[EmbeddingRequest]:
-        """Checks all that needs no tokens. Returns the request with its model. Raises ApiError."""
+    def check(self, request: EmbeddingRequest, *, scores: bool = False) -> Resolved[EmbeddingRequest]:
+        """Checks all that needs no tokens. Returns the request with its model. Raises ApiError.
+
+        scores: they are made of what comes back, and so may those of a cross encoder be.
+        """
         model = self._models.resolve(request.model)
+        if model.base.cross_encoder is not None and not scores:
+            raise invalid(_SCORES_ALONE, "model", "unsupported_model")
         request.check_combinations()
         return Resolved(request, model)
 

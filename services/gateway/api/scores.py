@@ -1,4 +1,8 @@
-"""Runs requests for scores of pairs of texts. A model for embeddings scores a pair by the cosine of its vectors."""
+"""Runs requests for scores of pairs of texts.
+
+A model for embeddings scores a pair by the cosine of its vectors. A cross encoder reads both texts at once, and what it
+makes of them instead of an embedding is one number.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,6 +11,7 @@ import numpy as np
 
 from services.gateway.api.dialects.scoring import ScoringRequest
 from services.gateway.api.embeddings import EmbeddingRunner
+from services.gateway.api.errors import unsupported
 from services.gateway.api.records.request_record import RequestRecord
 from services.gateway.api.requests.large_json import takes_long
 from services.gateway.api.requests.validation import Neutral, parse_request
@@ -33,11 +38,20 @@ class ScoreRunner:
         """Returns the checked request of a body, with its model. Raises ApiError."""
         request = await self.side.run_if(takes_long(body), parse_request, body, kind, neutral)
         request.check_combinations()
-        return Resolved(request, self._embeddings.check(request.inputs()).model)
+        model = self._embeddings.check(request.inputs(), scores=True).model
+        if model.base.cross_encoder is None and request.use_activation is False:
+            raise unsupported("use_activation", "'use_activation' is for cross encoders: a cosine has no activation.")
+        return Resolved(request, model)
 
     async def run(self, asked: Resolved[ScoringRequest], record: RequestRecord, terms: Terms) -> ScoreAnswer:
         """Asks workers for what the scores are made of. Raises ApiError."""
-        first, second = asked.request.sides
+        cross_encoder, (first, second) = asked.model.base.cross_encoder, asked.request.sides
+        if cross_encoder is not None:
+            answer = await self._embeddings.run(Resolved(asked.request.pairs(), asked.model), record, terms)
+            numbers = np.array(answer.vectors, np.float64)[:, 0]
+            if cross_encoder.sigmoid and asked.request.use_activation is not False:
+                numbers = 1 / (1 + np.exp(-numbers))
+            return ScoreAnswer(numbers.tolist(), answer.prompt_tokens)
         answer = await self._embeddings.run(Resolved(asked.request.inputs(), asked.model), record, terms)
         scores = cosines(answer.vectors[: len(first.texts)], answer.vectors[len(first.texts) :])
         assert len(scores) == len(second.texts)

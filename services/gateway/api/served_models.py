@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 
 from services.config import Pooling
 from services.gateway.api.errors import ApiError
+from services.protocol.model_files.cross_encoder import CrossEncoder
 from services.protocol.model_files.info import GenerationDefaults, ModelInfo
 
 AnyRequest = TypeVar("AnyRequest", covariant=True)
@@ -22,6 +23,7 @@ class ServedBase:
     created: in seconds since 1970. fingerprint: tells answers of another model, or of another version of this program.
     max_logprobs: alternatives of a token that a request may ask for. pooling, normalizes: of embeddings, where a
     request does not say. generates: False where it makes embeddings alone.
+    cross_encoder: None where a pair of texts is scored by their embeddings.
     """
 
     name: str
@@ -31,6 +33,7 @@ class ServedBase:
     pooling: Pooling
     normalizes: bool
     generates: bool
+    cross_encoder: CrossEncoder | None
     created: int
     fingerprint: str
 
@@ -45,6 +48,7 @@ class ServedBase:
             pooling=model.pooling,
             normalizes=model.normalizes,
             generates=model.generates,
+            cross_encoder=model.cross_encoder,
             created=int(time.time()),
             fingerprint=_fingerprint(model.digest or name),
         )

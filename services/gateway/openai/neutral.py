@@ -78,7 +78,6 @@ SCORES_NEUTRAL: Neutral = {
     "max_tokens_per_doc": _NOTHING,
     "mm_processor_kwargs": ({},),
     "softmax": (True,),
-    "use_activation": (True,),
 }
 
 EMBEDDINGS_NEUTRAL: Neutral = {

@@ -103,6 +103,22 @@ class Tokenizer:
         whole = self.backend.post_process(encoding, None, add_special_tokens)
         return np.array(whole.ids[:most], np.int32), num_cut
 
+    def encode_pair(self, texts: tuple[str, str], most: int | None, *, from_left: bool) -> tuple[np.ndarray, int]:
+        """Returns the token ids of two texts with the special tokens of a pair, int32[n], at most `most` of them.
+
+        And how many went, one after the other of the longer text. from_left: a text's first tokens go, and not its last
+        ones. Releases the interpreter lock.
+        """
+        first, second = self.backend.encode_batch_fast([*texts], add_special_tokens=False)
+        num_whole = room = len(first.ids) + len(second.ids)
+        if most is not None:
+            room = min(room, max(0, most - self.backend.num_special_tokens_to_add(is_pair=True)))
+        kept = longest_first(len(first.ids), len(second.ids), room)
+        for encoding, length in zip((first, second), kept, strict=True):
+            encoding.truncate(length, direction="left" if from_left else "right")
+        whole = self.backend.post_process(first, second, True)
+        return np.array(whole.ids, np.int32), num_whole - room
+
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """Returns the text of token ids. Releases the interpreter lock."""
         # `decode` does not release it.
@@ -134,6 +150,16 @@ class Tokenizer:
         if _SPACE_MARK in piece:
             return piece.replace(_SPACE_MARK, " ").encode()
         return self.backend.decode([token_id]).encode()
+
+
+def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
+    """Returns how many tokens stay of two texts, where tokens go of the longer one, and of equal ones of the second."""
+    if first + second <= room:
+        return first, second
+    half = room // 2
+    if second <= half:
+        return room - second, second
+    return (first, room - first) if first <= room - half else (room - half, half)
 
 
 class _WholeTexts(dict[int, str | None]):

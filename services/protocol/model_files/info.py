@@ -7,6 +7,7 @@ from typing import Any
 
 from services.config import Pooling
 from services.protocol.model_files.base import ModelError, ModelFiles, Settings, naming, require_int
+from services.protocol.model_files.cross_encoder import CrossEncoder, read_cross_encoder
 from services.protocol.model_files.sentence_modules import read_sentence_modules
 from services.protocol.sampling import MAX_REPETITION, MAX_TEMPERATURE, MAX_TOP_K, MIN_REPETITION
 
@@ -52,6 +53,7 @@ class ModelInfo:
     pooling: Pooling = Pooling.LAST  # of embeddings, where a request does not say
     normalizes: bool = True  # embeddings have the length 1, where a request does not say
     generates: bool = True  # False: it makes embeddings alone
+    cross_encoder: CrossEncoder | None = None  # None: it scores a pair of texts by their embeddings
     max_logprobs: int = 20  # alternatives of a token that a request may ask for; -1: the whole vocabulary
 
 
@@ -59,15 +61,18 @@ def read_model_info(files: ModelFiles, overrides: Settings | None = None) -> Mod
     """Reads limits and defaults of a model. overrides: see `read_generation_defaults`. Raises ModelError."""
     with naming(files):
         config = _config(files)
-        modules = read_sentence_modules(files.path) if files.path.is_dir() else None
+        cross_encoder = read_cross_encoder(files.config())
+        modules = read_sentence_modules(files.path) if files.path.is_dir() and cross_encoder is None else None
+        own_pooling = Pooling.LAST if cross_encoder is None else cross_encoder.pooling
         return ModelInfo(
             vocab_size=require_int(config, "vocab_size", "config.json"),
             max_model_len=require_int(config, "max_position_embeddings", "config.json"),
             generation=read_generation_defaults(files, overrides),
             digest=model_digest(files),
-            pooling=Pooling.LAST if modules is None else modules.pooling,
+            pooling=own_pooling if modules is None else modules.pooling,
             normalizes=modules is None or modules.normalizes,
             generates=generates(files.config()),
+            cross_encoder=cross_encoder,
         )
 
 

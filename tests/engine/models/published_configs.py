@@ -545,4 +545,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     | {"num_attention_heads": 16, "intermediate_size": 4096, "max_position_embeddings": 514, "pad_token_id": 1}
     | {"layer_norm_eps": 1e-5, "type_vocab_size": 1, "vocab_size": 50265},
     "GTE ModernBERT": _MODERNBERT,
+    "GTE ModernBERT, reranker": _MODERNBERT
+    | {"architectures": ["ModernBertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+    | {"label2id": {"LABEL_0": 0}},
+    "BGE reranker": _BERT
+    | {"architectures": ["XLMRobertaForSequenceClassification"], "model_type": "xlm-roberta", "hidden_size": 768}
+    | {"intermediate_size": 3072, "max_position_embeddings": 514, "pad_token_id": 1, "bos_token_id": 0}
+    | {"eos_token_id": 2, "type_vocab_size": 1, "vocab_size": 250002, "layer_norm_eps": 1e-5},
 }

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
+import numpy as np
 import pytest
 import pytest_asyncio
 from cohere import AsyncClientV2
@@ -12,6 +13,7 @@ from services.config import Pooling
 from services.gateway.api.dialects.scoring import MAX_TEXTS
 from services.gateway.api.generation import Overloaded
 from services.gateway.openai.neutral import SCORES_NEUTRAL
+from services.protocol.model_files.cross_encoder import CrossEncoder
 from tests.gateway.openai.test_embeddings import bos, deltas
 from tests.gateway.running_api import MODEL, Api, running_api
 from tests.gateway.scripted_generator import Script
@@ -171,3 +173,43 @@ async def test_a_request_for_scores_is_recorded_as_others_are(api: Api):
     assert record["prompt_tokens"] == sum(len(capsule.token_ids) for capsule in api.generator.requests[0].capsules)
     metrics = (await api.admin.get("/metrics")).text
     assert 'baton_requests_total{endpoint="score",status="200"}' in metrics
+
+
+@pytest.mark.parametrize("sigmoid", [True, False])
+async def test_a_cross_encoder_reads_both_texts_at_once(sigmoid: bool):
+    """Its number becomes a score by the sigmoid, unless the model or the request says otherwise."""
+    numbers = np.array([-2.0, 0.5, 40.0])
+    expected = 1 / (1 + np.exp(-numbers)) if sigmoid else numbers
+    async with running_api(cross_encoder=CrossEncoder(Pooling.MEAN, sigmoid)) as api:
+        for use_activation, scores in ((None, expected), (True, expected), (False, numbers)):
+            api.generator.script = deltas(*([number] for number in numbers.tolist()))
+            answer = (await post(api, **RANKED, use_activation=use_activation)).json()
+            assert [result["index"] for result in answer["results"]] == [2, 1, 0]
+            found = [result["relevance_score"] for result in answer["results"]]
+            assert found == pytest.approx(scores[::-1].tolist(), abs=1e-7)
+        capsules = api.generator.requests[0].capsules
+        pairs = [api.tokenizer.encode_pair(("q", text), None, from_left=False)[0] for text in RANKED["documents"]]
+        assert [capsule.token_ids.tolist() for capsule in capsules] == [pair.tolist() for pair in pairs]
+        assert {capsule.pooling for capsule in capsules} == {Pooling.MEAN}
+        assert answer["usage"]["prompt_tokens"] == sum(map(len, pairs))
+        api.generator.script = deltas([1.0], [2.0])
+        scored = (await post(api, "/score", text_1=["a", "b"], text_2=["c", "d"], use_activation=False)).json()
+        assert [each["score"] for each in scored["data"]] == [1.0, 2.0]
+        assert len(api.generator.requests[-1].capsules) == 2
+
+
+async def test_a_cross_encoder_cuts_the_longer_text_and_names_one_that_is_too_long():
+    async with running_api(cross_encoder=CrossEncoder(Pooling.CLS, sigmoid=True)) as api:
+        assert refusal(await post(api, query="q", documents=["a", "long " * 300]))[0] == "documents[1]"
+        api.generator.script = deltas([1.0])
+        await post(api, query="qrs", documents=["abcdefgh"], truncate_prompt_tokens=7)
+        ids, num_cut = api.tokenizer.encode_pair(("qrs", "abcdefgh"), 7, from_left=False)
+        assert api.generator.requests[-1].capsules[0].token_ids.tolist() == ids.tolist()
+        assert len(ids) == 7
+        assert num_cut > 0
+
+
+async def test_a_cross_encoder_makes_no_embeddings():
+    async with running_api(cross_encoder=CrossEncoder(Pooling.CLS, sigmoid=True)) as api:
+        for path in ("/v1/embeddings", "/pooling"):
+            assert refusal(await post(api, path, input="a"))[0] == "model"

@@ -14,9 +14,11 @@ from services.engine.attention.base import PagedQueries
 from services.engine.kernels.cpu.huge_pages import allocate
 from services.engine.kernels.load import make_operations
 from services.engine.models.base import ModelInput, Weights
+from services.engine.models.encoder import Encoder
 from services.engine.models.model_config import ModelConfig
 from services.engine.models.registry import make_model
 from services.engine.runner.base import (
+    PooledTokens,
     ScoredTokens,
     StepInput,
     StepLogprobs,
@@ -55,7 +57,7 @@ class TorchRunner:
         self.num_blocks = num_blocks
         self.spare_blocks = spare_blocks(num_blocks, block_size) if config.is_causal else range(num_blocks, num_blocks)
         self.vocab_size = config.vocab_size
-        self.embedding_size = config.output_size
+        self.embedding_size = config.embedding_size
         self.window = config.window
         self._windows = config.layer_windows
         blocks = allocate(self.spare_blocks.stop * self.layout.block_bytes).reshape(self.spare_blocks.stop, -1)
@@ -122,9 +124,19 @@ class TorchRunner:
         if step.scored is not None:
             output.scored = self._score(scored, step.scored)
         if step.pooled is not None:
-            output.pooled = pooled_sums(pooled, step.pooled).numpy()
+            output.pooled = self._pool(pooled, step.pooled).numpy()
         output.not_finite = rows_not_finite(step, output, watched.isfinite().all(dim=1).numpy())
         return output
+
+    def _pool(self, hidden: torch.Tensor, pooled: PooledTokens) -> torch.Tensor:
+        """Returns what is added up for each prompt. Of a model with a head it is what the head makes of their mean, as
+        often as there are tokens: prompts of such models are whole.
+        """
+        sums, head = pooled_sums(hidden, pooled), self._model.head if isinstance(self._model, Encoder) else None
+        if head is None:
+            return sums
+        counts = torch.from_numpy(np.diff(pooled.starts))[:, None]
+        return head((sums / counts).to(hidden.dtype)).to(torch.float32) * counts
 
     def _input(self, tokens: StepTokens) -> ModelInput:
         """Makes the input of the forward pass."""

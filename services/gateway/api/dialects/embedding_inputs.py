@@ -48,6 +48,9 @@ Truncation = Annotated[WholeNumber, AfterValidator(_truncation)]  # tokens of an
 _InputJson = OnePrompt | Annotated[list[OnePrompt], Field(min_length=1, max_length=MAX_INPUTS)]
 
 
+Input = str | list[Any] | tuple[str, str]  # a text, token ids, or a pair of texts
+
+
 class EmbeddingRequest(Open):
     """Texts or token ids, of which embeddings are wanted."""
 
@@ -70,6 +73,10 @@ class EmbeddingRequest(Open):
     priority: Priority | None = None
     request_id: Label | None = None
     user: str | None = None  # the client's own note, which asks for nothing
+
+    def pairs(self) -> list[tuple[str, str]] | None:
+        """Returns pairs of texts, each of which is one input, in the place of `input`; None: there are none."""
+        return None
 
     def param_of(self, index: int) -> str:
         """Returns the name of the field that an input comes from."""
@@ -105,14 +112,16 @@ class EmbeddingInputs:
         if (request.truncate_prompt_tokens or 0) > max_tokens:
             message = f"Invalid 'truncate_prompt_tokens': it must be at most the context length of {max_tokens} tokens."
             raise invalid(message, "truncate_prompt_tokens", "integer_above_max_value")
-        inputs = separate_prompts(request.input, param, MAX_INPUTS)
+        pairs = request.pairs()
+        inputs: list[Input] = [*(separate_prompts(request.input, param, MAX_INPUTS) if pairs is None else pairs)]
         for number, one in enumerate(inputs):
-            if isinstance(one, str) and request.truncate_prompt_tokens is None:
-                check_text_length(self._tokenizer, one, max_tokens, request.param_of(number))
+            for text in (one,) if isinstance(one, str) else one if isinstance(one, tuple) else ():
+                if request.truncate_prompt_tokens is None:
+                    check_text_length(self._tokenizer, text, max_tokens, request.param_of(number))
         make_all = partial(self._make_all, inputs, request, max_tokens)
-        if len(inputs) <= _FEW_INPUTS and sum(map(len, inputs)) <= _SHORT:
+        if len(inputs) <= _FEW_INPUTS and sum(map(_size, inputs)) <= _SHORT:
             made = make_all()
-        elif all(isinstance(one, str) for one in inputs):
+        elif all(isinstance(one, str | tuple) for one in inputs):
             made = await asyncio.to_thread(make_all)  # tokenizing releases the interpreter lock
         else:
             made = await self._side.run(make_all)
@@ -129,7 +138,7 @@ class EmbeddingInputs:
             raise too_long(max_tokens, f"your {param} has {len(token_ids)} tokens", param)
         check_token_ids(token_ids, self._vocab_size, param)
 
-    def _make_all(self, inputs: list[str | list[Any]], request: EmbeddingRequest, max_tokens: int) -> list[Prompt]:
+    def _make_all(self, inputs: list[Input], request: EmbeddingRequest, max_tokens: int) -> list[Prompt]:
         """Makes the prompts, and empties the list: every garbage collection would look at a million ids again."""
         made = []
         for number, one in enumerate(inputs):
@@ -137,9 +146,12 @@ class EmbeddingInputs:
             inputs[number] = ""
         return made
 
-    def _make(self, one: str | list[Any], request: EmbeddingRequest, max_tokens: int, param: str) -> Prompt:
+    def _make(self, one: Input, request: EmbeddingRequest, max_tokens: int, param: str) -> Prompt:
         most, from_left = request.truncate_prompt_tokens, request.truncation_side == "left"
         most = max_tokens if most == -1 else most
+        if isinstance(one, tuple):
+            token_ids, num_cut = self._tokenizer.encode_pair(one, most, from_left=from_left)
+            return Prompt(token_ids, num_cut=num_cut)
         if isinstance(one, list):
             kept = one if most is None else one[-most:] if from_left else one[:most]
             return Prompt(as_token_ids(kept, param))
@@ -152,3 +164,8 @@ class EmbeddingInputs:
             part, most, from_left=from_left, add_special_tokens=special
         )
         return Prompt(token_ids, num_cut=num_cut)
+
+
+def _size(one: Input) -> int:
+    """Returns the characters or token ids of an input."""
+    return sum(map(len, one)) if isinstance(one, tuple) else len(one)

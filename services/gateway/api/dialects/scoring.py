@@ -57,6 +57,7 @@ class ScoringRequest(Nested):
     priority: Priority | None = None
     request_id: Label | None = None
     user: str | None = None  # the client's own note, which asks for nothing
+    use_activation: bool | None = None  # False: a cross encoder's number as its head has it; None: yes
 
     @property
     @abstractmethod
@@ -76,6 +77,18 @@ class ScoringRequest(Nested):
             **{name: getattr(self, name) for name in _PASSED_ON},
         )
 
+    def pairs(self) -> "ScoredPairs":
+        """Returns the pairs as inputs of a request for embeddings, as cross encoders read them."""
+        first, second = self.sides
+        texts = [*first.texts] * (len(second.texts) if len(first.texts) == 1 else 1)
+        return ScoredPairs(
+            input="",
+            normalize=False,
+            texts=list(zip(texts, second.texts, strict=True)),
+            names=[second.name_of(index) for index in range(len(second.texts))],
+            **{name: getattr(self, name) for name in _PASSED_ON},
+        )
+
 
 _PASSED_ON = ("model", "truncate_prompt_tokens", "truncation_side", "cache_salt", "priority", "request_id")
 
@@ -88,6 +101,16 @@ class ScoredTexts(EmbeddingRequest):
     def param_of(self, index: int) -> str:
         """See EmbeddingRequest."""
         return self.names[index]
+
+
+class ScoredPairs(ScoredTexts):
+    """The pairs of a request for scores, each one input. names: the fields that their second texts come from."""
+
+    texts: list[tuple[str, str]]
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """See EmbeddingRequest."""
+        return self.texts
 
 
 class RerankRequest(ScoringRequest):
