@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from services.cli.commands import app
 from services.config.option import Refusal
-from services.engine.models.architectures import SHAPES
+from services.engine.models.architectures import SHAPES, parse_model_config
+from services.engine.models.described_parts import described_parts
 from services.launcher import main as launcher
 from services.launcher import random_model
 from services.process.configs import UpConfig
@@ -162,3 +163,17 @@ def test_the_check_of_a_model_needs_no_torch(model: Path):
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "words"),
+    [
+        ("Gemma 2", "attention", "4096 tokens in 13 of them, scores capped at 50"),
+        ("gpt-oss, in bfloat16", "attention", "sinks"),
+        ("Mixtral", "MLP", "2 of 8 experts of 14336, gated by SiLU"),
+        ("DeepSeek V2 Lite", "MLP", "in 26 layers 6 of 64 experts of 1408, one of 2816 for all tokens"),
+        ("DeepSeek V2 Lite", "attention", "16 heads of 192 over latents of 576"),
+    ],
+)
+def test_the_parts_of_a_family_are_named(name: str, part: str, words: str):
+    assert words in described_parts(parse_model_config(PUBLISHED[name]))[part]
