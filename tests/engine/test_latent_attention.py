@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from kvtransfer.layout import KvLayout
+from services.engine.attention.base import PagedQueries
 from services.engine.attention.expanded_prompts import least_expanded
 from services.engine.attention.latent import Latent
 from services.engine.attention.latent_cpu_attention import LatentCpuAttention
@@ -138,3 +140,78 @@ def test_a_preempted_sequence_goes_on_as_it_would_have(plain: tuple[Path, Refere
         preempted |= bool(driven.engine.sequences.requests.in_state(State.PREEMPTED))
     assert preempted
     assert [driven.tokens[handle] for handle in handles] == [reference.tokens(prompt, 60) for prompt in prompts]
+
+
+@pytest.mark.parametrize("num_heads", [3, 16, 40, 128])
+def test_a_step_reads_each_latent_once_for_all_heads(num_heads: int) -> None:
+    """The keys of a tile are copied once: a row that decodes is one tile, whose keys are as many as the row has."""
+    layout = KvLayout(1, 1, 24 + 8, 16, "float32", num_planes=1)
+    latent = Latent(
+        kv_rank=24, q_rank=None, nope_dim=16, rope_dim=8, value_dim=16, is_interleaved=True, score_factor=1.0
+    )
+    seq_lens = np.array([4096, 1, 17, 130], np.int32)
+    blocks = np.arange(4 * 256, dtype=np.int32).reshape(4, 256)
+    attention = LatentCpuAttention(torch.zeros(layout.shape(1024)), layout, num_heads, latent, fused=True)
+    plan = attention.prepare(PagedQueries(np.arange(5, dtype=np.int32), seq_lens, blocks))
+    (tiles,) = plan.absorbed.passes
+    assert tiles.first_keys.tolist() == [0] * 4
+    read = tiles.limits[tiles.starts[1:] - 1].sum() * layout.token_bytes
+    assert read == seq_lens.sum() * layout.token_bytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("num_heads", "kv_rank"), [(5, 48), (20, 48), (40, 18)])
+def test_kernels_attend_as_float64_does_and_no_worse_than_torch(
+    num_heads: int, kv_rank: int, dtype: torch.dtype
+) -> None:
+    """Single tokens and some of a row, at borders of tiles and of segments; torch's result is that of the same form."""
+    generator = torch.Generator().manual_seed(7)
+    rope_dim, name = 8, str(dtype).removeprefix("torch.")
+    latent = Latent(
+        kv_rank=kv_rank, q_rank=None, nope_dim=16, rope_dim=8, value_dim=16, is_interleaved=True, score_factor=1.0
+    )
+    layout = KvLayout(2, 1, kv_rank + rope_dim, 16, name, num_planes=1)
+    seq_lens = np.array([1, 128, 129, 300, 60], np.int32)
+    starts = np.array([0, 1, 2, 3, 4, 30], np.int32)
+    tables = np.random.default_rng(1).permutation(5 * 19).astype(np.int32).reshape(5, 19)
+    queries = PagedQueries(starts, seq_lens, tables)
+    pool = torch.randn(layout.shape(95), generator=generator).to(dtype)
+    q = torch.randn(30, num_heads, kv_rank + rope_dim, generator=generator).to(dtype)
+    products = _Unchanged()
+    errors = []
+    for fused in (True, False):
+        attention = LatentCpuAttention(pool.clone(), layout, num_heads, latent, fused=fused)
+        attention._least_expanded = float("inf")
+        plan = attention.prepare(queries)
+        attention._pool.copy_(pool)  # `prepare` clears blocks that new tokens begin
+        nope, rope = q[..., :kv_rank].contiguous(), q[..., kv_rank:].contiguous()
+        found = attention.attend(plan, 1, nope, rope, products)
+        errors.append(_error(found, q, pool, queries, latent))
+    assert errors[0] <= max(1.05 * errors[1], 1e-6)
+
+
+class _Unchanged:
+    """`LatentProducts` that change nothing."""
+
+    expansions = ()
+
+    def absorb(self, q_nope: torch.Tensor) -> torch.Tensor:
+        return q_nope
+
+    def values(self, found: torch.Tensor) -> torch.Tensor:
+        return found.clone()
+
+
+def _error(found: torch.Tensor, q: torch.Tensor, pool: torch.Tensor, queries: PagedQueries, latent: Latent) -> float:
+    """Root of the mean squared difference from attention in float64, over layer 1 of the pool."""
+    squares, count = 0.0, 0
+    for row, length in enumerate(queries.seq_lens.tolist()):
+        begin, end = queries.query_starts[row : row + 2].tolist()
+        rows = pool[queries.block_tables[row], 0, 1, 0].flatten(0, 1)[:length].double()
+        scores = torch.einsum("qhd,kd->hqk", q[begin:end].double(), rows) * latent.scale
+        positions = torch.arange(length - (end - begin), length)
+        scores.masked_fill_(torch.arange(length) > positions[:, None], -torch.inf)
+        expected = torch.einsum("hqk,kd->qhd", scores.softmax(-1), rows[:, : latent.kv_rank])
+        squares += float((found[begin:end].double() - expected).square().sum())
+        count += expected.numel()
+    return float((squares / count) ** 0.5)

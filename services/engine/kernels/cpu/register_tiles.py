@@ -97,14 +97,14 @@ def arithmetic_of(dtype: str) -> Arithmetic:
 
 
 @cache
-def multiply_rows(arithmetic: Arithmetic) -> Any:
-    """Makes a function that kernels call.
+def multiply_rows(arithmetic: Arithmetic, columns: int = COLUMNS) -> Any:
+    """Makes a function that kernels call. columns: so many of the 32 are multiplied, 16 or 32.
 
     Its arguments: rows; address of a, bytes from row to row and from step to step; address of b; steps, at least 1;
     address of sums; True if sums start from 0, False if the products are added to them; an address and bytes for
     prefetching: each step prefetches two cache lines at the address, which then rises by these bytes.
     """
-    call_tile, most = _make_call(_tile_function(arithmetic)), ISA.tile_rows
+    call_tile, most = _make_call(_tile_function(arithmetic, columns)), ISA.tile_rows
 
     @njit
     def multiply(
@@ -132,14 +132,14 @@ def multiply_rows(arithmetic: Arithmetic) -> Any:
 
 
 @cache
-def _tile_function(arithmetic: Arithmetic) -> MachineCode:
+def _tile_function(arithmetic: Arithmetic, columns: int = COLUMNS) -> MachineCode:
     """Makes a C function for at most `Isa.tile_rows` rows, compiled once for all kernels that call it."""
-    return _make_tile_function(arithmetic)
+    return _make_tile_function(arithmetic, columns)
 
 
 @compiled(*[int64] * _NUM_ARGUMENTS)
-def _make_tile_function(arithmetic: Arithmetic) -> Any:
-    tile = _tile(arithmetic)
+def _make_tile_function(arithmetic: Arithmetic, columns: int) -> Any:
+    tile = _tile(arithmetic, columns // LANES)
 
     def function(
         rows: int,
@@ -189,7 +189,9 @@ def _make_call(tile_function: MachineCode) -> Any:
     return call_tile
 
 
-def _tile(arithmetic: Arithmetic) -> Any:
+def _tile(arithmetic: Arithmetic, num_vectors: int) -> Any:
+    at_once = min(num_vectors, ISA.tile_vectors)
+
     @intrinsic
     def tile(
         _context: Any,
@@ -213,9 +215,13 @@ def _tile(arithmetic: Arithmetic) -> Any:
                 switch.add_case(_LONG(count), block)
                 builder.position_at_end(block)
                 tile = TileBuilder(
-                    builder, arithmetic, count, caches=FOR_SCATTERED if count <= _FEW_ROWS else ALL_CACHES
+                    builder,
+                    arithmetic,
+                    count,
+                    caches=FOR_SCATTERED if count <= _FEW_ROWS else ALL_CACHES,
+                    vectors=at_once,
                 )
-                for vector in range(0, COLUMNS // LANES, ISA.tile_vectors):
+                for vector in range(0, num_vectors, at_once):
                     tile.build(vector, a, a_row, a_step, b, _LONG(STEP_BYTES), *others)
                 builder.branch(done)
             builder.position_at_end(done)

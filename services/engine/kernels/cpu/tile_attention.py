@@ -136,6 +136,8 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int, rope_di
     staged_at, scores_at, states_at = memory.staged, memory.scores, memory.states
     spans_at, saved_at = memory.spans, memory.saved
     read_values, multiply_keys, multiply_values = products.read_values, products.multiply_keys, products.multiply_values
+    multiply_keys_narrow = products.multiply_keys_narrow or multiply_keys
+    multiply_values_narrow = products.multiply_values_narrow or multiply_values
     begin_products, end_products = products.begin, products.end
     begin_queries = _make_begin_queries(dtype, head_dim, group, rope_dim, as_pairs=as_pairs)
     # Of latents, values are read from where the keys were copied to: as rows of float32 they are there already.
@@ -172,7 +174,11 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int, rope_di
         """Attends with 32 queries to some keys, from `first` on."""
         scores, sums = memory + scores_at, memory + pair * sums_bytes
         rounded = (count + key_step - 1) // key_step * key_step
-        multiply_keys(keys, memory + queries_at + pair * queries_bytes, scores, rounded)
+        is_narrow = is_latent and int_pointer(memory + spans_at + (2 * pair + 1) * 8)[1] == 0
+        if is_narrow:
+            multiply_keys_narrow(keys, memory + queries_at + pair * queries_bytes, scores, rounded)
+        else:
+            multiply_keys(keys, memory + queries_at + pair * queries_bytes, scores, rounded)
         for half in range(2):
             i = 2 * pair + half
             spans = int_pointer(memory + spans_at + i * 8)
@@ -187,7 +193,10 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int, rope_di
             if window != 0:
                 hide_outside_window(of_scores, rounded, first, limits, highest, window)
             soften(of_scores, rounded, spread(float32(1)) if capped else scale, state, sums + half * _LINE)
-        multiply_values(values, scores, sums, rounded)
+        if is_narrow:
+            multiply_values_narrow(values, scores, sums, rounded)
+        else:
+            multiply_values(values, scores, sums, rounded)
 
     @njit
     def attend_segment(num_pairs: int, first: int, count: int, window: int, scale: Any, cap: Any, memory: int) -> None:

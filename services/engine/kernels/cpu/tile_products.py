@@ -37,6 +37,9 @@ class TileProducts:
     end: Any  # the arguments of `begin`
     config: np.ndarray
     most_keys: int = 0  # of a segment, for which the caches have room; 0: as many as there are rows
+    # Both products for 16 queries of 32, which few heads of a single token are; None: there are none.
+    multiply_keys_narrow: Any = None
+    multiply_values_narrow: Any = None
 
     @property
     def max_rows(self) -> int:
@@ -64,20 +67,9 @@ def latent_products(latent_dim: int, rope_dim: int, group: int, *, as_pairs: boo
     `read_values` of the result takes the address of a segment's keys as they were copied, their number, and the address
     of the values. group: query heads; a tile has room for one token's, and for more tokens if these are few.
     """
-    of_word = 2 if as_pairs else 1
-    multiply = multiply_rows(Arithmetic.PAIRS if as_pairs else Arithmetic.SINGLES)
-    key_dim = latent_dim + rope_dim
-    row_bytes = padded(key_dim) * 4 // of_word
-    num_steps, value_step = -(-key_dim // of_word), row_bytes * of_word
-
-    @njit
-    def multiply_keys(keys: int, queries: int, scores: int, count: int) -> None:
-        multiply(count, keys, row_bytes, 4, queries, num_steps, scores, True, queries, 0)
-
-    @njit
-    def multiply_values(values: int, weights: int, sums: int, count: int) -> None:
-        multiply(latent_dim, values, 4, value_step, weights, count // of_word, sums, False, weights, 0)
-
+    row_bytes = padded(latent_dim + rope_dim) * (2 if as_pairs else 4)
+    multiply_keys, multiply_values = _latent_functions(latent_dim, rope_dim, QUERIES, as_pairs=as_pairs)
+    narrow_keys, narrow_values = _latent_functions(latent_dim, rope_dim, LANES, as_pairs=as_pairs)
     return TileProducts(
         key_step=_KEY_STEP,
         most_rows=max(_LATENT_ROWS, -(-group // QUERIES) * QUERIES),
@@ -88,7 +80,27 @@ def latent_products(latent_dim: int, rope_dim: int, group: int, *, as_pairs: boo
         end=_nothing,
         config=np.zeros(1, dtype=np.uint8),
         most_keys=_LATENT_KEYS,
+        multiply_keys_narrow=narrow_keys,
+        multiply_values_narrow=narrow_values,
     )
+
+
+def _latent_functions(latent_dim: int, rope_dim: int, queries: int, *, as_pairs: bool) -> tuple[Any, Any]:
+    """Makes both products for so many of 32 queries."""
+    of_word = 2 if as_pairs else 1
+    multiply = multiply_rows(Arithmetic.PAIRS if as_pairs else Arithmetic.SINGLES, queries)
+    row_bytes = padded(latent_dim + rope_dim) * 4 // of_word
+    num_steps, value_step = -(-(latent_dim + rope_dim) // of_word), row_bytes * of_word
+
+    @njit
+    def multiply_keys(keys: int, queries: int, scores: int, count: int) -> None:
+        multiply(count, keys, row_bytes, 4, queries, num_steps, scores, True, queries, 0)
+
+    @njit
+    def multiply_values(values: int, weights: int, sums: int, count: int) -> None:
+        multiply(latent_dim, values, 4, value_step, weights, count // of_word, sums, False, weights, 0)
+
+    return multiply_keys, multiply_values
 
 
 def _make_pair_keys(row_bytes: int) -> Any:
