@@ -324,7 +324,7 @@ def test_layers_with_windows_of_their_own(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("softcap", "has_sinks"), [(0.5, False), (50.0, True), (None, True)])
+@pytest.mark.parametrize(("softcap", "has_sinks"), [(0.5, True), (None, True)])
 def test_soft_caps_and_sinks(softcap: float | None, has_sinks: bool, dtype: torch.dtype) -> None:
     """In rows that share a prefix, which count their sink once; with a window too."""
     lengths = [1160, 1130, 1140, 40, 300]

@@ -35,7 +35,6 @@ MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
     "mistral-window-4": ("mistral", {"num_key_value_heads": 4, "sliding_window": 24}, 4),
     "qwen2-mqa-2": ("qwen2", {"num_key_value_heads": 1}, 2),
     "qwen3-2": ("qwen3", {"attention_bias": True}, 2),
-    "gemma2-2": ("gemma2", {"sliding_window": 20}, 2),
     "gemma3-mqa-2": ("gemma3", {"num_key_value_heads": 1, "sliding_window": 20}, 2),
     "gpt-oss-2": ("gpt_oss", {"sliding_window": 20}, 2),
     "mixtral-2": ("mixtral", {}, 2),
