@@ -27,6 +27,8 @@ from services.engine.models.architectures import parse_model_config
 from services.engine.models.base import ModelInput
 from services.engine.models.config import DecoderConfig
 from services.engine.models.decoder import Decoder
+from services.engine.models.experts import ExpertsMlp
+from services.engine.models.experts_config import Experts
 from services.engine.models.parts import GatedMlp, GroupedAttention
 from services.engine.models.registry import load_weights, open_tensors
 from services.engine.models.rope import inverse_frequencies, rotation
@@ -37,13 +39,17 @@ from services.protocol.model_files.open import open_model
 
 _STEPS = ((1, 1), (16, 1), (64, 1), (1, 512), (4, 512))  # rows, and new tokens of each
 _BLOCK_SIZE = 16
+_MOST_RECORDED = 160  # tokens, as in the decoder
 _SECONDS, _LEAST_RUNS = 0.6, 10  # of each part
 # Name, a function that runs the part, and its limit in seconds, or 0. Of the whole: what it has beyond its parts.
 Part = tuple[str, Callable[[], object], float]
 
 
 def measure(model: Path, context: int, dtype: torch.dtype) -> list[Record]:
-    """Measures all parts of each step. context: tokens of each sequence before a step that decodes."""
+    """Measures all parts of each step. context: tokens of each sequence before a step that decodes.
+
+    model: a checkpoint, or a directory with a config.json alone, whose weights are then random.
+    """
     keep_freed_memory()
     openmp = loaded_openmp()
     if openmp is not None:
@@ -58,7 +64,8 @@ def measure(model: Path, context: int, dtype: torch.dtype) -> list[Record]:
     from loadtest.micro.peaks import copy_rate, peak_flops  # imported late: numba compiles it
 
     with torch.inference_mode():
-        with open_tensors(model, config, torch.device("cpu")) as checkpoint:
+        has_weights = not model.is_dir() or any(model.glob("*.safetensors"))
+        with open_tensors(model if has_weights else None, config, torch.device("cpu")) as checkpoint:
             weights = load_weights(checkpoint, config, dtype, fused=True)
         assert isinstance(weights, DecoderWeights)
         limits = _Limits(config, dtype, copy_rate(), peak_flops(name))
@@ -89,6 +96,15 @@ class _Limits:
     def product(self, out: int, depth: int, tokens: int) -> float:
         """Returns the limit of one layer's product."""
         num_bytes, operations = out * depth * self._itemsize, 2 * out * depth * tokens
+        return max(num_bytes / self.copied, operations / self.flops)
+
+    def experts(self, experts: Experts, distinct: int, tokens: int) -> float:
+        """Returns the limit of one layer's experts: those that a step chooses are read once, with the shared one."""
+        of_expert, of_shared = (
+            3 * self._config.hidden_size * columns for columns in (experts.intermediate_size, experts.shared_size)
+        )
+        num_bytes = (distinct * of_expert + of_shared) * self._itemsize
+        operations = 2 * tokens * (experts.top_k * of_expert + of_shared)
         return max(num_bytes / self.copied, operations / self.flops)
 
     def attention(self, rows: int, new: int, context: int) -> float:
@@ -157,13 +173,16 @@ class _Step:
         products: list[tuple[str, Callable[[], object], tuple[int, int]]] = [
             ("Q, K, V", lambda: [one.qkv(self._normed) for one in attentions], (heads, hidden)),
             ("output", lambda: [one.output(self._attended) for one in attentions], (hidden, attended)),
-            (
-                "gate, up, SiLU",
-                lambda: [mlp.gate_up.gated(self._normed, silu_mul) for mlp in mlps],
-                (2 * fed, hidden),
-            ),
-            ("down", lambda: [mlp.down(self._fed) for mlp in mlps], (hidden, fed)),
         ]
+        if config.experts is None:
+            products += [
+                (
+                    "gate, up, SiLU",
+                    lambda: [mlp.gate_up.gated(self._normed, silu_mul) for mlp in mlps],
+                    (2 * fed, hidden),
+                ),
+                ("down", lambda: [mlp.down(self._fed) for mlp in mlps], (hidden, fed)),
+            ]
         product = limits.product
         # The whole pass computes of the last layer only K and V for all tokens, the rest for each sequence's last one.
         only_last = [(attended, hidden), *(shape for _, _, shape in products[1:])]
@@ -173,11 +192,38 @@ class _Step:
         return [
             ("index work", self.prepare, 0.0),
             *((name, run, product(*shape, tokens) * count) for name, run, shape in products),
+            *self._parts_of_experts(limits),
             ("attention", self.attention, limits.attention(self.rows, self.new, self._context) * count),
             ("norms, rotation, KV write", self.small, 0.0),
             ("output layer", self.head, product(config.vocab_size, hidden, self.rows)),
             ("whole forward pass", self.whole, -left_out),
         ]
+
+    def _parts_of_experts(self, limits: _Limits) -> list[Part]:
+        """Lists the experts of all layers, with their router and the shared one, as a step runs them; none if the model
+        has none. The limit counts experts that this step's tokens choose.
+        """
+        experts, operations = self._config.experts, self._operations
+        if experts is None:
+            return []
+        mlps = [layer.mlp for layer in self._weights.layers if isinstance(layer.mlp, ExpertsMlp)]
+
+        def body() -> Tensor:
+            return [mlp.forward(self._normed, operations) for mlp in mlps][-1]
+
+        def run() -> Tensor:
+            return (
+                body() if self._tokens > _MOST_RECORDED else operations.replay((self, "experts"), (self._normed,), body)
+            )
+
+        limit_s = 0.0
+        for mlp in mlps:
+            kernel = mlp.experts.kernel
+            assert kernel is not None
+            before = kernel.counts.clone()
+            mlp.forward(self._normed, operations)
+            limit_s += limits.experts(experts, int((kernel.counts != before).sum()), self._tokens)
+        return [("experts", run, limit_s)]
 
     def _result(self, width: int) -> Tensor:
         """Makes random rows that lie in memory as a kernel's results do."""
