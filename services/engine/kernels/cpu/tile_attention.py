@@ -135,9 +135,9 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int, rope_di
     queries_at, keys_at, values_at = memory.queries, memory.keys, memory.values
     staged_at, scores_at, states_at = memory.staged, memory.scores, memory.states
     spans_at, saved_at = memory.spans, memory.saved
-    read_values, multiply_keys, multiply_values = products.read_values, products.multiply_keys, products.multiply_values
-    multiply_keys_narrow = products.multiply_keys_narrow or multiply_keys
-    multiply_values_narrow = products.multiply_values_narrow or multiply_values
+    read_values = _make_read_values(products.read_values, is_latent=rope_dim > 0)
+    multiply_keys = _by_width(products.multiply_keys, products.multiply_keys_narrow)
+    multiply_values = _by_width(products.multiply_values, products.multiply_values_narrow)
     begin_products, end_products = products.begin, products.end
     begin_queries = _make_begin_queries(dtype, head_dim, group, rope_dim, as_pairs=as_pairs)
     # Of latents, values are read from where the keys were copied to: as rows of float32 they are there already.
@@ -175,10 +175,7 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int, rope_di
         scores, sums = memory + scores_at, memory + pair * sums_bytes
         rounded = (count + key_step - 1) // key_step * key_step
         is_narrow = is_latent and int_pointer(memory + spans_at + (2 * pair + 1) * 8)[1] == 0
-        if is_narrow:
-            multiply_keys_narrow(keys, memory + queries_at + pair * queries_bytes, scores, rounded)
-        else:
-            multiply_keys(keys, memory + queries_at + pair * queries_bytes, scores, rounded)
+        multiply_keys(keys, memory + queries_at + pair * queries_bytes, scores, rounded, is_narrow)
         for half in range(2):
             i = 2 * pair + half
             spans = int_pointer(memory + spans_at + i * 8)
@@ -193,10 +190,7 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int, rope_di
             if window != 0:
                 hide_outside_window(of_scores, rounded, first, limits, highest, window)
             soften(of_scores, rounded, spread(float32(1)) if capped else scale, state, sums + half * _LINE)
-        if is_narrow:
-            multiply_values_narrow(values, scores, sums, rounded)
-        else:
-            multiply_values(values, scores, sums, rounded)
+        multiply_values(values, scores, sums, rounded, is_narrow)
 
     @njit
     def attend_segment(num_pairs: int, first: int, count: int, window: int, scale: Any, cap: Any, memory: int) -> None:
@@ -227,18 +221,8 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int, rope_di
         for first in range(begin, end, segment):
             count = min(segment, end - first)
             read_rows(keys, a[arg.block_stride], table, first, count, memory + keys_at)
-            if is_latent:
-                read_values(memory + keys_at, count, memory + values_at)
-            else:
-                read_values(
-                    keys + plane * size,
-                    a[arg.block_stride],
-                    table,
-                    first,
-                    count,
-                    memory + staged_at,
-                    memory + values_at,
-                )
+            place = (keys + plane * size, a[arg.block_stride], table, first, count)
+            read_values(place, memory + keys_at, memory + staged_at, memory + values_at)
             attend_segment(num_pairs, first, count, a[arg.window], scale, cap, memory)
         end_products(memory + saved_at, a[arg.config])
         for i in range((last_row - first_row + LANES - 1) // LANES):
@@ -253,6 +237,36 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int, rope_di
             )
 
     return work
+
+
+def _make_read_values(read: Any, *, is_latent: bool) -> Any:
+    """Makes a function of the place of values in the pool (see `make_read_rows`), and of the addresses of the segment's
+    keys, of room, and of the values that it writes. Of latents it takes the values from the keys.
+    """
+
+    @njit
+    def read_values(place: Any, keys: int, room: int, values: int) -> None:
+        pool, block_stride, table, first, count = place
+        if is_latent:
+            read(keys, count, values)
+        else:
+            read(pool, block_stride, table, first, count, room, values)
+
+    return read_values
+
+
+def _by_width(wide: Any, narrow: Any) -> Any:
+    """Makes a function of both products, whose last argument is True for the narrow one, if there is one."""
+    has_narrow, of_narrow = narrow is not None, narrow or wide
+
+    @njit
+    def multiply(a: int, b: int, c: int, count: int, is_narrow: bool) -> None:
+        if has_narrow and is_narrow:
+            of_narrow(a, b, c, count)
+        else:
+            wide(a, b, c, count)
+
+    return multiply
 
 
 def _make_begin_queries(dtype: str, head_dim: int, group: int, rope_dim: int, *, as_pairs: bool) -> Any:
