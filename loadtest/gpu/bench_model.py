@@ -18,6 +18,7 @@ from services.engine.models.model_config import ModelConfig
 from services.engine.models.registry import load_weights, open_tensors
 from services.engine.runner.base import SamplingBatch, StepInput, StepTokens, spare_blocks
 from services.engine.runner.gpu.device import Device
+from services.engine.runner.gpu.experts import stacked_experts
 from services.engine.runner.gpu.gpu_runner import GpuRunner, StepLimits
 from services.engine.runner.load_plan import kv_layout
 
@@ -78,7 +79,9 @@ def load(name: str, raw: dict[str, Any], device: Device) -> BenchModel:
     config = parse_model_config(raw)
     dtype = getattr(torch, raw["torch_dtype"])
     with torch.inference_mode(), open_tensors(None, config, device.torch) as source:
-        return BenchModel(name, config, load_weights(source, config, dtype), dtype, device)
+        return BenchModel(
+            name, config, load_weights(source, config, dtype, make_experts=stacked_experts), dtype, device
+        )
 
 
 def decode_step(batch: int, context: int, shared: int = 0) -> StepInput:

@@ -216,10 +216,12 @@ class _Step:
                 body() if self._tokens > _MOST_RECORDED else operations.replay((self, "experts"), (self._normed,), body)
             )
 
+        from services.engine.kernels.cpu.packed_experts import PackedExperts  # imported late: there may be no kernels
+
         limit_s = 0.0
         for mlp in mlps:
             kernel = mlp.experts.kernel
-            assert kernel is not None
+            assert isinstance(kernel, PackedExperts)
             before = kernel.counts.clone()
             mlp.forward(self._normed, operations)
             limit_s += limits.experts(experts, int((kernel.counts != before).sum()), self._tokens)

@@ -16,6 +16,7 @@ from services.engine.models.registry import load_weights, open_tensors
 from services.engine.runner.base import SamplingBatch, StepInput, StepTokens, spare_blocks
 from services.engine.runner.gpu import gpu_runner
 from services.engine.runner.gpu.device import CudaDevice, Device, HostDevice
+from services.engine.runner.gpu.experts import stacked_experts
 from services.engine.runner.gpu.gpu_runner import GpuRunner, StepLimits
 from services.engine.runner.load_plan import kv_layout
 from services.engine.schedulers.decode import DecodeScheduler
@@ -42,6 +43,9 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3-mqa-24": ("gemma3", {"sliding_window": 20, "num_key_value_heads": 1, "head_dim": 24}),
     "gpt-oss": ("gpt_oss", {"sliding_window": 20}),
     "mistral-window": ("mistral", {"sliding_window": 24}),
+    "mixtral": ("mixtral", {}),
+    "qwen2-moe-shared-expert": ("qwen2_moe", {"decoder_sparse_step": 2}),
+    "qwen3-moe-one-expert": ("qwen3_moe", {"num_experts": 5, "num_experts_per_tok": 1}),
     "qwen3-some-layers-slide": (
         "qwen3",
         {"num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
@@ -64,7 +68,7 @@ def make_runner(
     device: Device = CudaDevice() if torch.cuda.is_available() else HostDevice()
     config = parse_model_config(open_model(directory).config())
     with open_tensors(directory, config, device.torch) as tensors:
-        weights = load_weights(tensors, config, dtype)
+        weights = load_weights(tensors, config, dtype, make_experts=stacked_experts)
     layout = kv_layout(config, block_size, dtype if kv_scales is None else torch.float8_e4m3fn)
     num_all = spare_blocks(num_blocks, block_size).stop
     pool = torch.full((num_all, layout.block_bytes), 0xFF, dtype=torch.uint8, device=device.torch)

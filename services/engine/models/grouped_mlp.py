@@ -4,16 +4,13 @@ Pairs of a token and an expert are sorted by expert, so that each expert's weigh
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from services.engine.models.experts_config import Experts
 from services.engine.models.linear import Linear, MakeProduct
-
-if TYPE_CHECKING:
-    from services.engine.kernels.cpu.packed_experts import PackedExperts
 
 
 class ExpertWeights(NamedTuple):
@@ -23,6 +20,31 @@ class ExpertWeights(NamedTuple):
     down: Tensor  # [hidden, width]
     gate_up_bias: Tensor | None  # [2 * width]
     down_bias: Tensor | None  # [hidden]
+
+
+class ExpertsKernel(Protocol):
+    """Kernels that compute the experts of a layer, their choice included."""
+
+    def put(
+        self, expert: int, gate_up: Tensor, down: Tensor, gate_up_bias: Tensor | None, down_bias: Tensor | None
+    ) -> None:
+        """Takes an expert's weights, see `ExpertWeights`."""
+
+    def widened(self, x: Tensor) -> Tensor:
+        """Returns x, [T, hidden], in float32, for a router's product."""
+
+    def choose(self, logits: Tensor, correction: Tensor | None) -> Any:
+        """Chooses each token's experts, as `routing.route` does, for the call of this kernel."""
+
+    def __call__(self, x: Tensor, choice: Any, shared: Tensor | None, gate: Tensor | None) -> Tensor:
+        """Returns what a token's experts make of it, weighted and summed, and adds what the shared expert makes of it,
+        weighted by the sigmoid of the gate if there is one: [T, hidden].
+        """
+
+
+# Makes room for a layer's experts; None: there are no kernels for them. Parameters: the numbers, and one expert's
+# second weight, [hidden, width].
+MakeExperts = Callable[[Experts, Tensor], ExpertsKernel | None]
 
 
 class GroupedMlp:
@@ -35,21 +57,21 @@ class GroupedMlp:
         experts: Experts,
         read: Callable[[int], ExpertWeights],
         *,
-        fused: bool = False,
+        make_kernel: MakeExperts | None = None,
         make_product: MakeProduct | None = None,
     ) -> None:
         """read: returns the weights of an expert, which are taken over; they are read one expert after the other.
 
-        fused, make_product: see `Linear`.
+        make_kernel: makes what computes all of it. make_product: where that makes nothing, see `Linear`.
         """
         self._experts = experts
         self._gate_ups: list[Linear] = []
         self._downs: list[Linear] = []
-        self.kernel: PackedExperts | None = None  # what computes all of it, on the CPU
+        self.kernel: ExpertsKernel | None = None  # what computes all of it
         for expert in range(experts.num_experts):
             weights = read(expert)
-            if expert == 0 and fused and make_product is None and weights.down.device.type == "cpu":
-                self.kernel = _make_kernel(experts, weights.down)
+            if expert == 0 and make_kernel is not None:
+                self.kernel = make_kernel(experts, weights.down)
             if self.kernel is not None:
                 self.kernel.put(expert, *weights)
             else:
@@ -93,8 +115,8 @@ def clamped_swiglu(gate_up: Tensor, limit: float, alpha: float) -> Tensor:
     return (up + 1) * (gate * torch.sigmoid(gate * alpha))
 
 
-def _make_kernel(experts: Experts, down: Tensor) -> "PackedExperts | None":
-    """Makes room for experts in kernels' form; None: there are no kernels for them. down: one's [hidden, width]."""
+def packed_experts(experts: Experts, down: Tensor) -> ExpertsKernel | None:
+    """See `MakeExperts`; for a CPU."""
     from services.engine.kernels.cpu.packed_experts import PackedExperts, RoutingNumbers, can_pack
     from services.engine.kernels.cpu.routing import Scores
 

@@ -23,6 +23,7 @@ from services.engine.models.expert_tensors import DEEPSEEK, GPT_OSS, MIXTRAL, QW
 from services.engine.models.experts import load_experts
 from services.engine.models.gguf_stored import gguf_weights
 from services.engine.models.gguf_tensors import GgufTensors
+from services.engine.models.grouped_mlp import MakeExperts
 from services.engine.models.latent_attention import load_latent_attention
 from services.engine.models.latent_decoder import LatentDecoder
 from services.engine.models.linear import MakeProduct
@@ -87,19 +88,29 @@ def load_weights(
     *,
     fused: bool = False,
     make_product: MakeProduct | None = None,
+    make_experts: MakeExperts | None = None,
     on_read: Callable[[int], None] = lambda _: None,
 ) -> Weights:
     """Reads all weights to the source's device; with the configuration of a rank, its share of them, and the embedding,
     the output layer and the norms whole.
 
     fused: products may be a CPU's kernels. make_product: makes the products of all linear layers but the last instead.
+    make_experts: makes what computes a layer's experts instead.
     on_read: hears of the bytes of each tensor that was read.
     Raises ModelError, before reading, for any tensor that is missing, misshapen or unexpected.
     """
     architecture = ARCHITECTURES[config.architecture]
     check_tensors(source, config, shapes_of(config))
     shares = shares_of(config)
-    tensors = Tensors(source, dtype, fused=fused, make_product=make_product, shares=shares, on_read=on_read)
+    tensors = Tensors(
+        source,
+        dtype,
+        fused=fused,
+        make_product=make_product,
+        make_experts=make_experts,
+        shares=shares,
+        on_read=on_read,
+    )
     return architecture.load(tensors, config)
 
 

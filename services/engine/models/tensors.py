@@ -11,7 +11,7 @@ from torch import Tensor
 
 from services.engine.models.encoder_config import EncoderConfig
 from services.engine.models.experts_config import Experts
-from services.engine.models.grouped_mlp import ExpertWeights, GroupedMlp
+from services.engine.models.grouped_mlp import ExpertWeights, GroupedMlp, MakeExperts, packed_experts
 from services.engine.models.kv_scales import is_kv_scale
 from services.engine.models.linear import Linear, MakeProduct
 from services.engine.models.model_config import ModelConfig
@@ -27,6 +27,7 @@ _OF_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 class Tensors:
     """Reads tensors of one source in one dtype. fused, make_product: for linear layers, see `Linear`.
+    make_experts: for experts where they are not fused.
 
     shares: what a rank reads of the tensors. on_read: hears of the bytes of each tensor, as it is in memory.
     """
@@ -38,6 +39,7 @@ class Tensors:
         *,
         fused: bool,
         make_product: MakeProduct | None = None,
+        make_experts: MakeExperts | None = None,
         shares: Shares,
         on_read: Callable[[int], None],
     ) -> None:
@@ -45,6 +47,7 @@ class Tensors:
         self._source = source
         self._fused = fused
         self._make_product = make_product
+        self._make_experts = packed_experts if fused and make_product is None else make_experts
         self._shares = shares
         self._on_read = on_read
 
@@ -79,7 +82,7 @@ class Tensors:
 
     def grouped_mlp(self, experts: Experts, read: Callable[[int], ExpertWeights]) -> GroupedMlp:
         """Makes the MLPs of a layer's experts: see `GroupedMlp`."""
-        return GroupedMlp(experts, read, fused=self._fused, make_product=self._make_product)
+        return GroupedMlp(experts, read, make_kernel=self._make_experts, make_product=self._make_product)
 
     def head(self, embedding: Tensor, *, tied: bool) -> Linear:
         """Makes the output layer, of the embedding itself if they are tied. It never uses `make_product`."""

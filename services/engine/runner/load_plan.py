@@ -12,6 +12,7 @@ from kvtransfer.layout import KvLayout, fingerprint
 from services.config import DeviceKind, KvCacheDtype, LoadFormat, Quantization
 from services.config.engine import DEFAULT_GPU_MEMORY_FRACTION, EngineConfig
 from services.engine.models.architectures import parse_model_config
+from services.engine.models.config import DecoderConfig
 from services.engine.models.dummy import dummy_id
 from services.engine.models.kv_scales import KvScales, read_kv_scales, unit_scales
 from services.engine.models.model_config import DTYPES, ModelConfig, layout_of
@@ -97,7 +98,7 @@ def plan_load(engine: EngineConfig) -> LoadPlan:
     check_options(engine, config)
     longest = wanted_len(engine, config)
     dtype, dtype_notices = _dtype(engine, config, device)
-    _check_fp8(engine, dtype)
+    _check_fp8(engine, config, dtype)
     _check_latent(config, device)
     scales, scale_notices = _kv_scales(engine, config)
     return LoadPlan(
@@ -140,8 +141,10 @@ def check_capability(engine: EngineConfig, capability: tuple[int, int]) -> None:
         raise ModelError(f"{fp8[0]} needs a GPU of compute capability 8.9 or later, this one has {_dotted(capability)}")
 
 
-def _check_fp8(engine: EngineConfig, dtype: torch.dtype) -> None:
-    """Raises ModelError for a combination that no GPU supports."""
+def _check_fp8(engine: EngineConfig, config: ModelConfig, dtype: torch.dtype) -> None:
+    """Raises ModelError for a combination that no GPU supports, or no kernel."""
+    if engine.quantization == Quantization.FP8 and isinstance(config, DecoderConfig) and config.experts is not None:
+        raise ModelError("--quantization fp8 is not there for experts yet: leave it out")
     if engine.quantization == Quantization.FP8 and dtype != torch.bfloat16:
         raise ModelError(f"--quantization fp8 needs a model in bfloat16, not {dtype_name(dtype)}")
     if engine.kv_cache_dtype == KvCacheDtype.FP8 and dtype == torch.float32:

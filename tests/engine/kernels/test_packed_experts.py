@@ -12,7 +12,7 @@ from services.engine.kernels.cpu.matmul import padded
 from services.engine.kernels.cpu.packed_experts import PackedExperts
 from services.engine.kernels.cpu.recording import empty_rows
 from services.engine.models.experts_config import Experts, Scoring
-from services.engine.models.grouped_mlp import ExpertWeights, GroupedMlp
+from services.engine.models.grouped_mlp import ExpertWeights, GroupedMlp, packed_experts
 from services.engine.models.routing import route
 
 BOTH = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -63,8 +63,8 @@ def weights_of(experts: Experts, hidden: int, dtype: torch.dtype) -> list[Expert
 
 
 def packed(experts: Experts, weights: list[ExpertWeights]) -> PackedExperts:
-    kernel = GroupedMlp(experts, lambda expert: weights[expert], fused=True).kernel
-    assert kernel is not None
+    kernel = GroupedMlp(experts, lambda expert: weights[expert], make_kernel=packed_experts).kernel
+    assert isinstance(kernel, PackedExperts)
     return kernel
 
 

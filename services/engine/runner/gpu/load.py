@@ -14,6 +14,7 @@ from services.engine.models.base import Weights
 from services.engine.models.registry import load_weights
 from services.engine.runner.base import spare_blocks
 from services.engine.runner.gpu.device import CudaDevice
+from services.engine.runner.gpu.experts import stacked_experts
 from services.engine.runner.gpu.gpu_runner import GpuRunner, StepLimits
 from services.engine.runner.gpu.memory import CardMemory, check_weights_fit, kv_budget
 from services.engine.runner.load_plan import LoadPlan
@@ -45,7 +46,14 @@ def _load_weights(plan: LoadPlan, free: int, progress: Progress) -> Weights:
     progress.stage(WEIGHTS, num_bytes)
     make_product = Fp8Product if plan.engine.quantization == Quantization.FP8 else None
     with torch.inference_mode(), plan.tensors() as tensors:
-        return load_weights(tensors, plan.config, plan.dtype, make_product=make_product, on_read=progress.advance)
+        return load_weights(
+            tensors,
+            plan.config,
+            plan.dtype,
+            make_product=make_product,
+            make_experts=stacked_experts,
+            on_read=progress.advance,
+        )
 
 
 def _step_bytes(plan: LoadPlan, weights: Weights, device: CudaDevice) -> int:

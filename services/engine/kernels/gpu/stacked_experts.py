@@ -1,0 +1,56 @@
+"""The experts of a layer on a GPU, with the weights of all of them one behind the other."""
+
+import torch
+from torch import Tensor
+
+from services.engine.kernels.gpu.experts import ExpertStacks, grouped_mlp
+from services.engine.kernels.gpu.routing import Choice, route
+
+
+class StackedExperts:
+    """The MLPs of all experts of a layer. `put` brings the weights of each."""
+
+    def __init__(
+        self, choice: Choice, hidden: int, width: int, like: Tensor, swiglu: tuple[float, float] | None
+    ) -> None:
+        """width: columns between the two products. like: a tensor of the weights' dtype and device. swiglu: see
+        `grouped_mlp`.
+        """
+        self._choice = choice
+        self._swiglu = swiglu
+        self._stacks = ExpertStacks(
+            like.new_empty(choice.num_experts, 2 * width, hidden), like.new_empty(choice.num_experts, hidden, width)
+        )
+
+    def put(
+        self, expert: int, gate_up: Tensor, down: Tensor, gate_up_bias: Tensor | None, down_bias: Tensor | None
+    ) -> None:
+        """Copies an expert's weights: gate_up [2 * width, hidden], gate first; down [hidden, width]; their biases."""
+        stacks = self._stacks
+        if gate_up_bias is not None and stacks.gate_up_bias is None:
+            stacks = stacks._replace(gate_up_bias=gate_up.new_zeros(stacks.gate_up.shape[:2]))
+        if down_bias is not None and stacks.down_bias is None:
+            stacks = stacks._replace(down_bias=down.new_zeros(stacks.down.shape[:2]))
+        self._stacks = stacks
+        parts = zip(stacks, (gate_up, down, gate_up_bias, down_bias), strict=True)
+        for stack, part in parts:
+            if stack is not None and part is not None:
+                stack[expert] = part
+
+    def widened(self, x: Tensor) -> Tensor:
+        """Returns x, [T, hidden], in float32, for a router's product."""
+        return x.to(torch.float32)
+
+    def choose(self, logits: Tensor, correction: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Returns each token's experts and weights, see `route`."""
+        return route(logits, self._choice, correction)
+
+    def __call__(self, x: Tensor, choice: tuple[Tensor, Tensor], shared: Tensor | None, gate: Tensor | None) -> Tensor:
+        """Returns the weighted sum of what each token's experts make of it, [T, hidden].
+
+        Adds what the shared expert makes of it, which the sigmoid of the gate, [T, 1], weighs if there is one.
+        """
+        y = grouped_mlp(x, *choice, self._stacks, self._swiglu)
+        if shared is None:
+            return y
+        return y + (shared if gate is None else gate.sigmoid() * shared)
