@@ -115,7 +115,7 @@ def _attempt(attempt: Record, columns: int) -> Iterator[str]:
 def _at_worker(worker: Record) -> Iterator[str]:
     cached = worker.get("cached_tokens") or {}
     found, predicted = figures.count(cached.get("found")), figures.count(cached.get("predicted"))
-    yield f"  {worker.get('role')} {worker.get('worker')}: {found} tokens cached, {predicted} predicted"
+    yield f"  {worker.get('role')} {worker.get('worker') or 'worker'}: {found} tokens cached, {predicted} predicted"
     at = {name: moment for name, moment in (worker.get("at_ms") or {}).items() if moment is not None}
     if at:
         moments = ", ".join(f"{name} {moment:,.1f}" for name, moment in at.items())

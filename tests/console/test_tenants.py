@@ -32,6 +32,9 @@ def test_two_tenants_see_their_own_requests_alone(browser: Browser, keyed: Keyed
         browser.go(f"requests/{own[key]}")
         browser.wait_for("table.phases tfoot")
         assert browser.all("tr[data-verdict]") == []  # what others cost is not theirs to see
+        told = browser.run("return document.body.innerText")
+        assert "No worker has brought" not in told, "a key that may not know them is told nothing of workers"
+        assert "undefined" not in told
         browser.run("location.hash = '#/fleet'")
         browser.wait_for("h1", "Requests")
 

@@ -16,9 +16,10 @@ from typing import Any, NoReturn
 import orjson
 
 from services.gateway.api.errors import ApiError, unavailable
+from services.gateway.api.records.request_rows import KeyedRow
 from services.gateway.console.fleet_events import FleetEvents
 from services.gateway.console.listener import Listener, Position
-from services.gateway.console.row_changes import KeyedRow, RowChanges, seen
+from services.gateway.console.row_changes import RowChanges, seen
 from services.gateway.console.samples import STEP_S, History
 from services.gateway.console.server_events import ROWS_AT_ONCE, event, json_list, rows_events
 from services.gateway.console.sources import Sources
@@ -147,7 +148,7 @@ class Feed:
         if samples_due or not self._prefixes:
             self._prefixes = event("prefixes", self._describe_prefixes())
             parts.append(self._prefixes)
-        of_all = b"".join([*rows_events([row for _, row in changed]), *parts, self._tick])
+        of_all = b"".join([*rows_events([row for _, row, _ in changed]), *parts, self._tick])
         of_key: dict[View, bytes] = {}
         for listener in list(self._listeners):
             if not listener.is_valid():

@@ -10,6 +10,7 @@ import orjson
 from services.config import Right
 from services.gateway.api.caller import Authenticator
 from services.gateway.api.errors import ApiError, invalid
+from services.gateway.api.records.owners_record import describe_to_owner
 from services.gateway.api.records.request_records import KEPT, describe_request
 from services.gateway.api.records.request_rows import KEPT_ROWS
 from services.gateway.console.feed import Feed
@@ -113,7 +114,7 @@ class ConsolePages:
         record = self._sources.records.search(request_id, _number_of(exchange), view.key_id)
         if record is None:
             raise ApiError(404, f"None of the last {KEPT} requests has this id.", code="unknown_request")
-        described = describe_request(record, candidates=view.sees_all)
+        described = describe_request(record) if view.sees_all else describe_to_owner(record)
         if record.ended is None:
             described["generated_tokens"] = self._sources.dispatch.delivered_tokens(record.attempts)
         await exchange.respond(200, orjson.dumps(described))
@@ -138,10 +139,10 @@ class ConsolePages:
 
     def _about(self, exchange: Exchange) -> dict[str, Any]:
         sources, view = self._sources, view_of(exchange.caller)
+        process = {"gateway": sources.dispatch.gateway_id(), "pid": os.getpid()} if view.sees_all else {}
         return {
             "version": self._version,
-            "gateway": sources.dispatch.gateway_id(),
-            "pid": os.getpid(),
+            **process,
             "models": list(sources.model_names),
             "sees": "all" if view.sees_all else "own",
             "key_id": exchange.caller.key_id,

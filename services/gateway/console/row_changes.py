@@ -7,10 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from services.gateway.api.records.request_record import RequestRecord
-from services.gateway.api.records.request_rows import RequestRows, phase_of, row_in_flight
+from services.gateway.api.records.request_rows import KeyedRow, RequestRows, phase_of, row_in_flight, row_of_key
 from services.gateway.console.view import View
-
-KeyedRow = tuple[str | None, bytes]  # the id of the request's key, and its row
 
 _Signature = tuple[object, ...]
 
@@ -41,7 +39,7 @@ class RowChanges:
             signature, shown = _signature(record), before.get(record)
             if shown is None or shown.signature != signature:
                 shown = _Shown(turn, signature, row_in_flight(record))
-                changed.append((record.key_id, shown.row))
+                changed.append((record.key_id, shown.row, record.number_of_key))
             self._shown[record] = shown
         return changed
 
@@ -55,13 +53,19 @@ class RowChanges:
 
     def missed(self, view: View, turn: int, ended: int) -> list[bytes]:
         """Returns the rows that a listener lacks, newest first. turn, ended: up to where it was told everything."""
-        in_flight = ((record.key_id, shown.row) for record, shown in reversed(self._shown.items()) if shown.turn > turn)
+        in_flight = (
+            (record.key_id, shown.row, record.number_of_key)
+            for record, shown in reversed(self._shown.items())
+            if shown.turn > turn
+        )
         return [*seen(in_flight, view), *seen(self._rows.ended_between(ended, self.ended), view)]
 
 
 def seen(rows: Iterator[KeyedRow] | Sequence[KeyedRow], view: View) -> Iterator[bytes]:
-    """Yields the rows that a view has."""
-    return (row for key_id, row in rows if view.sees_all or key_id == view.key_id)
+    """Yields the rows that a view has, as it sees them."""
+    if view.sees_all:
+        return (row for _, row, _ in rows)
+    return (row_of_key(row, number) for key_id, row, number in rows if key_id == view.key_id)
 
 
 def _signature(record: RequestRecord) -> _Signature:

@@ -72,7 +72,7 @@ async def test_a_long_list_comes_in_parts_before_the_first_tick():
         rows.settle()
         (one, *_) = rows.ended_between(0, 3)
         for number in range(1100):  # as if so many had ended
-            rows._ended.append((None, one[1].replace(b'"n":3', b'"n":%d' % (number + 4), 1)))
+            rows._ended.append((None, one[1].replace(b'"n":3', b'"n":%d' % (number + 4), 1), number + 4))
             rows.num_ended += 1
         async with feed(api.admin) as listener:
             await listener.next("tick")

@@ -92,7 +92,7 @@ def end(rows: RequestRows, record: RequestRecord, took_s: float = 1.0) -> None:
 
 
 def numbers(rows: RequestRows, first: int, end: int) -> list[int]:
-    return [json.loads(row)["n"] for _, row in rows.ended_between(first, end)]
+    return [json.loads(row)["n"] for _, row, _ in rows.ended_between(first, end)]
 
 
 def test_the_rows_of_requests_that_ended_are_a_ring():
@@ -144,14 +144,14 @@ def test_a_row_is_made_where_something_of_it_changed():
     rows, record = RequestRows(), RequestRecord("a", key_id="k")
     changes = RowChanges(rows)
     rows.begin(record)
-    ((key_id, row),) = changes.take(1)
+    ((key_id, row, _),) = changes.take(1)
     assert (key_id, json.loads(row)["phase"]) == ("k", "waiting")
     assert changes.take(2) == []
     record.attempts.add(an_attempt())
-    ((_, row),) = changes.take(3)
+    ((_, row, _),) = changes.take(3)
     assert (json.loads(row)["phase"], json.loads(row)["workers"]) == ("prefill", {"prefill": "p:1", "decode": "d:1"})
     end(rows, record, 2.0)
-    ((_, row),) = changes.take(4)
+    ((_, row, _),) = changes.take(4)
     assert (json.loads(row)["state"], json.loads(row)["ms"]) == ("failed", 2000.0)
     assert changes.take(5) == []
 

@@ -7,6 +7,10 @@ from contextlib import AsyncExitStack
 import pytest
 import pytest_asyncio
 
+from kvtransfer.moved import Moved
+from services.config import WorkerRole
+from services.gateway.api.generation import GenerationRequest
+from services.gateway.api.records.attempt_record import AttemptRecord, AttemptRecords, AtWorker
 from services.gateway.console import feed as feeds
 from services.gateway.keys.authentication import Keys
 from services.gateway.keys.changes import revoke_key
@@ -18,6 +22,7 @@ from tests.gateway.scripted_generator import Script, delta_per_token
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
 HIDDEN = ("workers", "links", "unhealthy", "gateway", "redis")  # parts of a tick
+ADDRESSES = ("prefill.internal:9100", "decode.internal:9200")
 LISTENING = ["/console/about", "/console/feed", "/console/requests/some-id"]
 
 
@@ -48,7 +53,7 @@ async def test_two_keys_see_their_own_requests_alone(api: Api, key_set: KeySet):
         gate.set()
         later = await asyncio.gather(*asking)
         for listener in (acme, other):
-            await listener.row(lambda row: row["state"] == "done" and row["n"] > 2)
+            await listener.row(lambda row: row["state"] == "done" and row["n"] > 1)
             await listener.next("tick")
     assert {row["id"] for row in acme.rows.values()} == {mine, later[0]}
     assert {row["id"] for row in other.rows.values()} == {others, later[1]}
@@ -67,20 +72,61 @@ async def test_one_request_is_shown_to_its_own_key_and_to_who_runs_the_gateway(a
         assert (await api.admin.get(path, headers=bearer(key))).status_code == 200
 
 
+class TwoWorkers:
+    """See Decision."""
+
+    def describe(self) -> dict[str, object]:
+        candidates = [{"worker": address} for address in ADDRESSES]
+        return {"why": "sooner", "expected_s": {"pair": 0.1, "alone": 0.2}, "candidates": candidates}
+
+
+def note_attempt(request: GenerationRequest) -> Script:
+    """Has an attempt at two workers noted, which failed and then brought an answer."""
+    workers = dict(zip((WorkerRole.PREFILL, WorkerRole.DECODE), ADDRESSES, strict=True))
+    attempt = AttemptRecord(1, [0], 2, workers, WorkerRole.PREFILL, {}, 1.0, decision=TwoWorkers(), first_token=2.0)
+    moved = Moved("nixl", f"{ADDRESSES[1]} is another host", 64, 0.1)
+    attempt.at = {WorkerRole.DECODE: AtWorker(1.0, None, 1.1, 1.2, 1.3, 0.1, moved)}
+    attempt.failure = f"HANDOFF: {ADDRESSES[0]} does not answer"
+    assert isinstance(request.attempts, AttemptRecords)
+    request.attempts.add(attempt)
+    return Script(delta_per_token([*b"Hello"]))
+
+
+async def test_a_tenant_is_told_of_no_worker(api: Api, key_set: KeySet):
+    api.generator.answer = note_attempt
+    for key in ("plain-key", key_set.other, key_set.acme):
+        request_id = await ask(api, key)
+    async with feed(api.http, bearer(key_set.acme)) as listener:
+        await listener.next("tick")
+        await ask(api, key_set.acme)
+        await listener.row(lambda row: row["n"] == 2 and row["state"] == "done")
+    assert sorted(listener.rows) == [1, 2], "numbers say nothing of how many requests others have"
+    page = await api.http.get(f"/console/requests/{request_id}?n=1", headers=bearer(key_set.acme))
+    about = (await api.http.get("/console/about", headers=bearer(key_set.acme))).json()
+    told = f"{listener.seen} {page.text} {about}"
+    assert not [word for word in (*ADDRESSES, "nixl", "sooner", api.fleet.gateway_id()) if word in told]
+    assert not {"pid", "gateway"} & about.keys()
+    (attempt,) = page.json()["attempts"]
+    assert attempt["failure"] == "the handoff between two workers ended early"
+    assert [(worker["role"], worker["kv_bytes"]) for worker in attempt["workers"]] == [("prefill", 0), ("decode", 64)]
+    whole = (await api.admin.get(f"/console/requests/{request_id}", headers=bearer("plain-key"))).json()
+    assert [*whole["workers"].values()] == [*ADDRESSES]
+    assert (whole["number"], whole["attempts"][0]["candidates"][0]["worker"]) == (3, ADDRESSES[0])
+
+
 async def test_an_id_that_two_tenants_chose_shows_each_its_own(api: Api, key_set: KeySet):
     for key in (key_set.acme, key_set.other):
         await ask(api, key, **{"x-request-id": "the-same"})
-    found = {}
+    found = []
     for key in (key_set.acme, key_set.other):
-        answer = (await api.http.get("/console/requests/the-same", headers=bearer(key))).json()
-        found[answer["number"]] = answer["key_id"]
-    assert found.keys() == {1, 2}
-    for number, key_id in found.items():
+        answer = (await api.http.get("/console/requests/the-same?n=1", headers=bearer(key))).json()
+        assert answer["number"] == 1, "it counts the requests of its own key"
+        found.append(answer["key_id"])
+        assert (await api.http.get("/console/requests/the-same?n=2", headers=bearer(key))).status_code == 404
+    assert len({*found}) == 2
+    for number, key_id in enumerate(found, 1):
         answer = await api.admin.get(f"/console/requests/the-same?n={number}", headers=bearer(key_set.operator))
-        assert answer.json()["key_id"] == key_id
-    (foreign,) = (number for number, key_id in found.items() if key_id != found[1])
-    answer = await api.http.get(f"/console/requests/the-same?n={foreign}", headers=bearer(key_set.acme))
-    assert answer.status_code == 404
+        assert (answer.json()["key_id"], answer.json()["number"]) == (key_id, number)
     assert (await api.admin.get("/console/requests/x?n=y", headers=bearer("plain-key"))).status_code == 400
     many = "1" * 5000
     assert (await api.admin.get(f"/console/requests/x?n={many}", headers=bearer("plain-key"))).status_code == 400

@@ -37,6 +37,7 @@ class RequestRecord:
     endpoint: str = "other"
     generates: bool = False
     number: int = 0  # of the request among those of this gateway that generate, from 1; ids may repeat
+    number_of_key: int = 0  # the same among those of its key
     model: str | None = None  # the name that answers carry; None: not resolved so far
     key_id: str | None = None  # of the caller's key; None: no key is asked for
     limits_left: Sequence[LimitLeft] = ()  # of the key; none: it has none, or was not asked

@@ -4,11 +4,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from itertools import chain
 from time import monotonic
+from typing import Any
 
 import structlog
 
 from kvtransfer.moved import Moved
-from services.gateway.api.records.attempt_record import AttemptRecord, Decision
+from services.gateway.api.records.attempt_record import AttemptRecord
 from services.gateway.api.records.kept_text import KeptText
 from services.gateway.api.records.request_phases import first_attempt, phases
 from services.gateway.api.records.request_record import RequestRecord
@@ -86,10 +87,12 @@ class RequestRecords:
     def search(self, request_id: str, number: int | None = None, key_id: str | None = None) -> RequestRecord | None:
         """The newest request with this id; None: none that is in flight or recent has it.
 
-        number: of the one that is meant; None: any. key_id: of the key that it came with; None: any, or no key.
+        key_id: of the key that it came with; None: any, or no key. number: of the one that is meant, among the requests
+        of that key where one is given; None: any.
         """
         for record in chain(reversed(self._recent), reversed(self.rows.in_flight)):
-            if record.request_id == request_id and number in (None, record.number) and key_id in (None, record.key_id):
+            own = record.number if key_id is None else record.number_of_key
+            if record.request_id == request_id and number in (None, own) and key_id in (None, record.key_id):
                 return record
         return None
 
@@ -116,8 +119,8 @@ def _in_short(record: RequestRecord) -> dict[str, object]:
     }
 
 
-def describe_request(record: RequestRecord, *, candidates: bool = True) -> dict[str, object]:
-    """All that is known of a request, as JSON values. candidates: False leaves out the workers that it could go to."""
+def describe_request(record: RequestRecord) -> dict[str, Any]:
+    """All that is known of a request, as JSON values."""
     moments = {
         "parsed": record.parsed,
         "tokenized": record.tokenized,
@@ -132,11 +135,11 @@ def describe_request(record: RequestRecord, *, candidates: bool = True) -> dict[
         "text": None if record.text is None else record.text.describe(),
         "phases_ms": _milliseconds(phases(record, monotonic())),
         "at_ms": _since(record.arrived, moments),
-        "attempts": [_attempt(attempt, record.arrived, candidates) for attempt in record.attempts],
+        "attempts": [_attempt(attempt, record.arrived) for attempt in record.attempts],
     }
 
 
-def _attempt(attempt: AttemptRecord, arrived: float, candidates: bool) -> dict[str, object]:
+def _attempt(attempt: AttemptRecord, arrived: float) -> dict[str, object]:
     moments = {
         "look_up_began": attempt.look_up_began,
         "looked_up": attempt.looked_up,
@@ -169,15 +172,8 @@ def _attempt(attempt: AttemptRecord, arrived: float, candidates: bool) -> dict[s
             {"choice": end.choice, "reason": end.reason, "tokens": end.tokens, "at_ms": _ms(end.at - arrived)}
             for end in attempt.ends
         ],
-        **_decision(attempt.decision, candidates),
+        **({} if attempt.decision is None else attempt.decision.describe()),
     }
-
-
-def _decision(decision: Decision | None, candidates: bool) -> dict[str, object]:
-    described = {} if decision is None else decision.describe()
-    if not candidates:
-        described.pop("candidates", None)
-    return described
 
 
 def _moved(moved: Moved) -> dict[str, object]:

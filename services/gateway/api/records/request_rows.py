@@ -18,6 +18,10 @@ from services.gateway.api.records.request_record import RequestRecord
 KEPT_ROWS = 5000
 _AT_ONCE = 32  # rows
 
+# The id of a request's key, its row, and its number among the requests of that key. A plain tuple, which the
+# garbage collector drops from its lists; it keeps named ones.
+KeyedRow = tuple[str | None, bytes, int]
+
 _OK = (200, "OK")
 _LEFT = (499, "CANCELLED")
 # gRPC's names for what HTTP answers with a status from 400 to 498.
@@ -77,7 +81,7 @@ def _row(
     record: RequestRecord, attempt: AttemptRecord | None, state: str, phase: Phase | None, ms: float | None
 ) -> bytes:
     first_token = record.first_token
-    return orjson.dumps(
+    return orjson.dumps(  # `row_of_key` cuts off the first field and the last one
         {
             "n": record.number,
             "id": record.request_id,
@@ -101,6 +105,11 @@ def _row(
     )
 
 
+def row_of_key(row: bytes, number: int) -> bytes:
+    """Returns a row as the owner of its key sees it: numbered among the requests of that key, without workers."""
+    return b'{"n":%d%b}' % (number, row[row.index(b',"id":') : row.rindex(b',"workers":')])
+
+
 def _ms(seconds: float) -> float:
     return round(seconds * 1e3, 3)
 
@@ -120,13 +129,15 @@ class RequestRows:
         self.outcomes = dict.fromkeys(Outcome, 0)
         self.slo_met = 0
         self.slo_total = 0
-        self._ended: deque[tuple[str | None, bytes]] = deque(maxlen=kept)
+        self._of_key: dict[str | None, int] = {}  # requests begun, by the id of their key
+        self._ended: deque[KeyedRow] = deque(maxlen=kept)
         self._unsettled: list[tuple[RequestRecord, AttemptRecord | None]] = []
 
     def begin(self, record: RequestRecord) -> None:
-        """Numbers a request, which is in flight from now on."""
+        """Numbers a request, which is in flight from now on; its key is known."""
         self.num_begun += 1
         record.number = self.num_begun
+        self._of_key[record.key_id] = record.number_of_key = self._of_key.get(record.key_id, 0) + 1
         self.in_flight[record] = None
 
     def end(self, record: RequestRecord, first: AttemptRecord | None) -> None:
@@ -145,7 +156,7 @@ class RequestRows:
             if record.ttft_slo_s is not None and (ttft_s := record.ttft_s) is not None:
                 self.slo_total += 1
                 self.slo_met += ttft_s <= record.ttft_slo_s
-            self._ended.append((record.key_id, _ended_row(record, first, outcome)))
+            self._ended.append((record.key_id, _ended_row(record, first, outcome), record.number_of_key))
         self.num_ended += len(unsettled)
 
     @property
@@ -153,8 +164,8 @@ class RequestRows:
         """The place of the oldest row that is kept: as many requests ended before it."""
         return self.num_ended - len(self._ended)
 
-    def ended_between(self, first: int, end: int) -> Iterator[tuple[str | None, bytes]]:
-        """Yields the key ids and the rows from place `first` up to place `end`, newest first, as far as they are kept.
+    def ended_between(self, first: int, end: int) -> Iterator[KeyedRow]:
+        """Yields the rows from place `first` up to place `end`, newest first, as far as they are kept.
 
         Takes as long as there are rows from `first` on.
         """

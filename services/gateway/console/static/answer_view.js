@@ -43,7 +43,10 @@ export function answerView(onChosen, onResults) {
     setAll(element, { "aria-busy": answer.endedAt === null ? "true" : null });
     replace(served, speedWords(answer));
   };
-  const showServed = (record) => served.append(" · ", servedWords(record));
+  const showServed = (record) => {
+    const words = servedWords(record);
+    if (words) served.append(" · ", words);
+  };
   const setOpen = (isOpen) => {
     for (const view of views) view.setOpen(isOpen);
   };

@@ -65,26 +65,27 @@ function planWords({ why, expected_s: expected }) {
 }
 
 function workerTable(attempt) {
+  const named = attempt.workers.some((worker) => worker.worker !== undefined); // or this key may not know which
   const heads = [
     "Role",
-    "Worker",
+    ...(named ? ["Worker"] : []),
     "#Cached, predicted",
     "#Cached, found",
     "#KV read",
     "#Reading",
     "#On the wire",
-    "Transport",
+    ...(named ? ["Transport"] : []),
   ];
   const rows = attempt.workers.map((worker) =>
     tableRow(heads, [
       worker.role,
-      worker.worker,
+      ...(named ? [worker.worker] : []),
       count(worker.cached_tokens.predicted),
       count(worker.cached_tokens.found),
       worker.kv_bytes ? bytes(worker.kv_bytes) : NONE,
       worker.reading_ms ? duration(worker.reading_ms) : NONE,
       duration(worker.wire_ms),
-      [worker.transport, worker.why_transport].filter(Boolean).join(": ") || NONE,
+      ...(named ? [[worker.transport, worker.why_transport].filter(Boolean).join(": ") || NONE] : []),
     ]),
   );
   return dataTable("Its workers.", heads, rows, { shown: true }).element;

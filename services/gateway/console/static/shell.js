@@ -96,8 +96,9 @@ function themeButton() {
 function aboutWords(about) {
   const sees = about.sees === "all" ? "sees everything" : "sees the requests of its own key alone";
   const who = about.key_id ? `Key ${about.key_id} ${sees}.` : "No key is asked for.";
+  const process = about.gateway === undefined ? "" : ` · gateway ${about.gateway} · process ${about.pid}`;
   return [
-    el("p", `Baton ${about.version} · gateway ${about.gateway} · process ${about.pid} · ${about.models.join(", ")}`),
+    el("p", `Baton ${about.version}${process} · ${about.models.join(", ")}`),
     el("p", `${who} ${about.text ? "Texts of prompts are shown (--console-text)." : "No text of prompts is shown."}`),
   ];
 }

@@ -33,10 +33,19 @@ export function phaseSpans(record) {
 
 /** Where a phase is spent: "gateway", "wire", "prefill" or "decode". */
 export function placeOf(name, record) {
-  const roles = Object.keys(record.workers ?? {});
+  const roles = rolesOf(record);
   const computes = roles.includes("prefill") ? "prefill" : "decode";
   const generates = roles.includes("decode") ? "decode" : "prefill";
   return { computes, generates, wire: "wire" }[WHERE[name]] ?? (name === "rest" ? "rest" : "gateway");
+}
+
+/** The roles of the workers that brought the first token, by the attempts where the record does not name workers. */
+function rolesOf({ workers, attempts }) {
+  if (workers !== undefined) return Object.keys(workers ?? {});
+  const [first] = attempts
+    .filter((attempt) => attempt.at_ms.first_token !== null)
+    .toSorted((a, b) => a.at_ms.first_token - b.at_ms.first_token);
+  return first?.workers.map(({ role }) => role) ?? [];
 }
 
 /**
@@ -71,7 +80,7 @@ function gatewayLane({ at_ms: at, attempts, duration_ms: total }) {
 function attemptLanes(attempt, record) {
   const ended = Math.max(...attempt.ends.map((end) => end.at_ms), 0) || record.at_ms.ended || record.duration_ms;
   return attempt.workers.map((worker) => ({
-    name: `${worker.role} ${worker.worker}${record.attempts.length > 1 ? `, attempt ${attempt.number}` : ""}`,
+    name: `${worker.role} ${worker.worker ?? "worker"}${record.attempts.length > 1 ? `, attempt ${attempt.number}` : ""}`,
     place: worker.role,
     failed: Boolean(attempt.failure),
     spans: workerSpans(worker, attempt, ended),
