@@ -123,10 +123,6 @@ class _Fleet:
         ]
         return DispatchOverview(gateway="0" * 16, ready=True, draining=False, waiting=0, workers=workers, avoided=())
 
-    def delivered_tokens(self, attempts: object) -> int:
-        """See Overseen."""
-        return 0
-
     def watch_prefixes(self, on: bool) -> None:
         """See Overseen."""
 

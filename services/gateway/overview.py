@@ -92,9 +92,6 @@ class Overseen(Protocol):
     def overview(self) -> DispatchOverview:
         """Says how everything is now."""
 
-    def delivered_tokens(self, attempts: object) -> int:
-        """Counts the tokens that were delivered for a request in flight. attempts: the records of its attempts."""
-
     def watch_prefixes(self, on: bool) -> None:
         """Begins or stops to note which prefixes requests find cached; what was noted is dropped with the stop."""
 

@@ -121,9 +121,11 @@ class RequestRunner(Generic[Request]):
             )
             async with terms.caller.admit(record), self._generator.generate(wanted) as running:
                 updates = Updates(running, choices, num_choices, record, self._metrics, pace_of(request))
+                record.running = updates
                 try:
                     yield updates
                 finally:
+                    record.running = None
                     record.generated_tokens = updates.num_generated
             self._metrics.duration.observe(monotonic() - record.arrived)
         except GenerationError as error:

@@ -115,8 +115,8 @@ class ConsolePages:
         if record is None:
             raise ApiError(404, f"None of the last {KEPT} requests has this id.", code="unknown_request")
         described = describe_request(record) if view.sees_all else describe_to_owner(record)
-        if record.ended is None:
-            described["generated_tokens"] = self._sources.dispatch.delivered_tokens(record.attempts)
+        if record.running is not None:
+            described["generated_tokens"] = record.running.num_generated
         await exchange.respond(200, orjson.dumps(described))
 
     async def listen(self, exchange: Exchange) -> None:

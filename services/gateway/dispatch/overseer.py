@@ -57,10 +57,6 @@ class Overseer:
             avoided=avoided_pairs(self._fleet, self._ledger.pairs, self._ledger.now(), now),
         )
 
-    def delivered_tokens(self, attempts: object) -> int:
-        """See Overseen."""
-        return sum(len(entry.generated) for entry in self._ledger if entry.request.attempts is attempts)
-
     def watch_prefixes(self, on: bool) -> None:
         """See Overseen."""
         self._hits.watch(on)

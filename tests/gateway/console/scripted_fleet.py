@@ -30,7 +30,7 @@ def a_worker(address: str = "127.0.0.1:1", state: WorkerState = WorkerState.OK, 
 
 @dataclass
 class ScriptedFleet:
-    """See Overseen. delivered: tokens of every request in flight. watched: somebody looks at prefixes.
+    """See Overseen. watched: somebody looks at prefixes.
 
     broken: raised instead of the prefixes, once.
     """
@@ -39,7 +39,6 @@ class ScriptedFleet:
     avoided: list[AvoidedPair] = field(default_factory=list)
     draining: bool = False
     waiting: int = 0
-    delivered: int = 7
     watched: bool = False
     hits: list[PrefixHit] = field(default_factory=list)
     asked: int = 0  # for an overview
@@ -58,9 +57,6 @@ class ScriptedFleet:
             workers=tuple(self.workers),
             avoided=tuple(self.avoided),
         )
-
-    def delivered_tokens(self, attempts: object) -> int:
-        return self.delivered
 
     def watch_prefixes(self, on: bool) -> None:
         self.watched = on

@@ -9,10 +9,12 @@ from typing import Any
 import httpx2
 import pytest
 
+from services.gateway.api.generation import Delta
 from services.gateway.api.records.request_rows import KEPT_ROWS
 from services.gateway.console import feed as feeds
 from services.gateway.console import pages
 from services.gateway.overview import AvoidedPair, PrefixHit, WorkerState
+from services.protocol.outcomes import FinishReason
 from tests.gateway.console.feed_reader import feed
 from tests.gateway.console.scripted_fleet import a_worker
 from tests.gateway.running_api import MODEL, Api, running_api
@@ -31,7 +33,7 @@ async def test_a_listener_is_told_of_a_request_when_it_begins_and_as_it_goes_on(
         tick = await listener.next("tick", lambda tick: tick["gateway"]["in_flight"] == 1)
         assert tick["workers"][0]["kv"] == {"device": {"used": 16, "total": 64, "quarantined": 0}}
         whole = (await api.admin.get(f"/console/requests/{row['id']}")).json()
-        assert (whole["generated_tokens"], whole["in_flight"], whole["text"]) == (api.fleet.delivered, True, None)
+        assert (whole["generated_tokens"], whole["in_flight"], whole["text"]) == (1, True, None)
         gate.set()
         await asking
         ended = await listener.row(lambda row: row["state"] == "done")
@@ -47,6 +49,30 @@ async def test_a_listener_is_told_of_a_request_when_it_begins_and_as_it_goes_on(
             record["duration_ms"],
         ]
         assert ended["generated"] == 5
+
+
+async def test_tokens_of_a_choice_that_ended_still_count():
+    async with running_api() as api:
+        gate = asyncio.Event()
+        first = Delta([*b"Hel"], None, FinishReason.LENGTH, 0)
+        second, last = (Delta([*b"H"], None, finish, 0, 1) for finish in (FinishReason.NONE, FinishReason.LENGTH))
+        api.generator.script = Script([first, second, last], for_all=False, gate=gate, before_gate=2)
+        asking = asyncio.create_task(api.chat(stream=True, n=2, max_tokens=9))
+        async with asyncio.timeout(30):
+            while (found := await only_record(api)) is None or found["generated_tokens"] != 4:
+                await asyncio.sleep(0.01)
+        assert found["in_flight"]
+        gate.set()
+        await asking
+        ended = await only_record(api)
+        assert (ended["generated_tokens"], ended["in_flight"]) == (5, False)
+
+
+async def only_record(api: Api) -> Any:
+    """The record of the one request that there was, as a console gets it; None: there is none so far."""
+    for row in (await api.admin.get("/debug/requests")).json()["requests"]:
+        return (await api.admin.get(f"/console/requests/{row['request_id']}")).json()
+    return None
 
 
 async def test_who_comes_later_is_told_of_what_was():

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Protocol
 
 from services.gateway.api.records.attempt_record import AttemptRecords
 from services.gateway.api.records.kept_text import KeptText
@@ -24,6 +25,14 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:@/+=~-]{1,128}")
 def sane_or_new_id(request_id: str) -> str:
     """Returns the id that a client gave its request where that is a sane one, else a new id."""
     return request_id if _REQUEST_ID.fullmatch(request_id) else secrets.token_hex(16)
+
+
+class Progress(Protocol):
+    """The answer of a request in flight, as far as it has come; `Updates` is one."""
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens so far, of all choices together, those that ended among them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +59,7 @@ class RequestRecord:
     cut_tokens: int = 0  # that were made of the prompts' texts, and are not in them
     cached_tokens: int | None = None
     generated_tokens: int | None = None
+    running: Progress | None = None  # None: it does not generate now
     finish_reason: str | None = None
     ttft_slo_s: float | None = None  # within which the first token was wanted; None: whenever
     text: KeptText | None = None  # None: no text is kept
