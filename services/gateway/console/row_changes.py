@@ -71,4 +71,4 @@ def seen(rows: Iterator[KeyedRow] | Sequence[KeyedRow], view: View) -> Iterator[
 def _signature(record: RequestRecord) -> _Signature:
     """A value that changes with what a row in flight shows."""
     attempts = record.attempts
-    return attempts.number, phase_of(attempts.last), record.prompt_tokens, record.first_token is None, record.model
+    return attempts.number, phase_of(attempts), record.prompt_tokens, record.first_token is None, record.model

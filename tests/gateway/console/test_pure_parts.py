@@ -71,11 +71,15 @@ def an_attempt(**changes: Any) -> AttemptRecord:
     return attempt
 
 
-def test_a_request_in_flight_is_as_far_as_its_latest_attempt():
-    assert phase_of(None) is Phase.WAITING
-    assert phase_of(an_attempt()) is Phase.PREFILL
-    assert phase_of(an_attempt(first_token=1.0)) is Phase.DECODE
-    assert phase_of(an_attempt(first_token=1.0, ends=[Ended(0, "worker_lost", 1, 1.0)])) is Phase.WAITING
+def test_a_request_in_flight_is_as_far_as_the_furthest_of_its_attempts():
+    begun, generating = an_attempt(), an_attempt(first_token=1.0)
+    over = an_attempt(first_token=1.0, ends=[Ended(0, "worker_lost", 1, 1.0)])
+    assert phase_of([]) is Phase.WAITING
+    assert phase_of([begun]) is Phase.PREFILL
+    assert phase_of([generating]) is Phase.DECODE
+    assert phase_of([over]) is Phase.WAITING
+    assert phase_of([over, begun, over]) is Phase.PREFILL
+    assert phase_of([generating, begun]) is phase_of([generating, over]) is Phase.DECODE
 
 
 def ended(rows: RequestRows, **fields: Any) -> RequestRecord:

@@ -6,7 +6,7 @@ kept where records in full are few.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from itertools import islice
 
@@ -40,7 +40,7 @@ class Outcome(StrEnum):
 
 
 class Phase(StrEnum):
-    """Progress of a request in flight, by its latest attempt."""
+    """Progress of a request in flight: of that of its attempts which has come furthest."""
 
     WAITING = "waiting"  # no attempt runs
     PREFILL = "prefill"  # no token so far
@@ -58,17 +58,20 @@ def outcome_of(record: RequestRecord) -> Outcome:
     return Outcome.REFUSED if refused else Outcome.FAILED
 
 
-def phase_of(attempt: AttemptRecord | None) -> Phase:
-    """Says how far a request in flight is. attempt: its latest one."""
-    if attempt is None or len(attempt.ends) >= len(attempt.choices):
-        return Phase.WAITING
-    return Phase.PREFILL if attempt.first_token is None else Phase.DECODE
+def phase_of(attempts: Iterable[AttemptRecord]) -> Phase:
+    """Says how far a request in flight is. attempts: those whose records are kept, at whichever of its choices."""
+    phase = Phase.WAITING
+    for attempt in attempts:
+        if len(attempt.ends) < len(attempt.choices):
+            if attempt.first_token is not None:
+                return Phase.DECODE
+            phase = Phase.PREFILL
+    return phase
 
 
 def row_in_flight(record: RequestRecord) -> bytes:
     """Returns the row of a request that has not ended, as JSON."""
-    attempt = record.attempts.last
-    return _row(record, attempt, "in flight", phase_of(attempt), None)
+    return _row(record, record.attempts.last, "in flight", phase_of(record.attempts), None)
 
 
 def _ended_row(record: RequestRecord, first: AttemptRecord | None, outcome: Outcome) -> bytes:
