@@ -1,7 +1,7 @@
 """An HTTP application: a key asked for, one log line and one count for every request, and errors as envelopes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 from starlette.exceptions import HTTPException
@@ -23,17 +23,20 @@ log = structlog.get_logger()
 class Gate:
     """The condition of every request: a key that has a right.
 
-    open_paths: those at which no key is asked for. any_key: how paths begin at which any known key will do.
+    open_paths: those at which no key is asked for. any_key: how paths begin at which any known key will do. second:
+    rights that a key needs too, by how paths begin.
     """
 
     keys: Authenticator
     right: Right
     open_paths: frozenset[str]
     any_key: str | None = None
+    second: Mapping[str, Right] = field(default_factory=dict)
 
-    def right_at(self, path: str) -> Right | None:
-        """Returns the right that a key needs for a path; None: none, but it must be known."""
-        return None if self.any_key is not None and path.startswith(self.any_key) else self.right
+    def rights_at(self, path: str) -> list[Right | None]:
+        """Returns the rights that a key needs for a path, at least one; None: none, but it must be known."""
+        first = None if self.any_key is not None and path.startswith(self.any_key) else self.right
+        return [first, *(right for beginning, right in self.second.items() if path.startswith(beginning))]
 
 
 class Application:
@@ -103,7 +106,8 @@ class Application:
         if scope["path"] in gate.open_paths:
             return
         try:
-            exchange.caller = gate.keys.caller(exchange.header, gate.right_at(scope["path"]))
+            for right in gate.rights_at(scope["path"]):
+                exchange.caller = gate.keys.caller(exchange.header, right)
         except ApiError as error:
             announce(self.router.routes, scope)
             if exchange.has_body:

@@ -185,15 +185,17 @@ def create_admin_app(parts: AppParts) -> ASGIApp:
         *parts.admin_console.routes,
     ]
     elsewhere = dict.fromkeys(_AT_API_PORT, f"the port for clients, {parts.port}: see --port")
-    gate = _gate(parts, Right.ADMIN, OPEN_ADMIN_PATHS, parts.admin_console)
+    gate = _gate(parts, Right.ADMIN, OPEN_ADMIN_PATHS, parts.admin_console, {f"{SAME_ORIGIN}/": Right.API})
     router = Router(routes, redirect_slashes=False)
     return Application(router, parts.metrics, parts.runners, gate, elsewhere, for_clients=False)
 
 
-def _gate(parts: AppParts, right: Right, open_paths: frozenset[str], console: Pages) -> Gate | None:
+def _gate(
+    parts: AppParts, right: Right, open_paths: frozenset[str], console: Pages, second: Mapping[str, Right] | None = None
+) -> Gate | None:
     if parts.keys is None:
         return None
-    return Gate(parts.keys, right, open_paths | console.open_paths, console.beginning)
+    return Gate(parts.keys, right, open_paths | console.open_paths, console.beginning, second or {})
 
 
 def _chat(parts: AppParts) -> GenerationEndpoint[ChatRequest]:

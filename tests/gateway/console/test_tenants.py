@@ -216,6 +216,9 @@ async def test_the_playground_asks_the_api_at_the_admin_port(api: Api, key_set: 
     answer = await api.admin.post("/console/api/v1/chat/completions", json=CHAT, headers=plain)
     assert answer.json()["choices"][0]["message"]["content"] == "Hello"
     assert (await api.admin.get("/console/api/v1/models", headers=plain)).json()["data"][0]["id"] == MODEL
+    without = await api.admin.post("/console/api/v1/chat/completions", json=CHAT, headers=bearer(key_set.operator))
+    assert without.status_code == 403, "who runs the gateway may still not generate"
+    assert (await api.admin.get("/console/api/v1/models", headers=bearer(key_set.operator))).status_code == 403
     (row,) = (await api.admin.get("/debug/requests", headers=plain)).json()["requests"]
     assert (row["endpoint"], row["status"]) == ("chat.completions", 200)
     assert (await api.http.post("/console/api/v1/chat/completions", json=CHAT, headers=plain)).status_code == 405
