@@ -17,11 +17,22 @@ from services.gateway.console.feed import Feed
 from services.gateway.console.listener import Listener
 from services.gateway.console.server_events import event
 from services.gateway.console.sources import Sources
-from services.gateway.console.static_files import INDEX, INSTALL, PLOTLY, POLICY, StaticFile, plotly_file, static_files
+from services.gateway.console.static_files import (
+    INDEX,
+    INSTALL,
+    PLOTLY,
+    POLICY,
+    StaticFile,
+    etag_of,
+    kind_of,
+    plotly_file,
+    static_files,
+)
 from services.gateway.console.view import View, view_of
 from services.gateway.http.exchange import ClientGone, Exchange
 
 SLOW_S = 20.0  # for a client to take what is written to it
+PLOTLY_S = 3600  # for which a browser keeps plotly without asking again
 _MAX_DIGITS = 15  # of a request's number
 FEED_S = 24 * 3600.0  # of one stream; consoles then begin another one
 
@@ -34,6 +45,7 @@ class Files:
     def __init__(self) -> None:
         self._files = static_files()
         self._plotly = plotly_file()
+        self._plotly_etag = "" if self._plotly is None else etag_of(self._plotly)
 
     @property
     def has_plotly(self) -> bool:
@@ -56,18 +68,23 @@ class Files:
     async def file(self, exchange: Exchange) -> None:
         """Sends a file. Raises ApiError."""
         name = exchange.path_params["file"]
-        await self._send(exchange, await self._read_plotly() if name == PLOTLY else self._find(name))
+        await (self._send_plotly(exchange) if name == PLOTLY else self._send(exchange, self._find(name)))
 
     def _find(self, name: str) -> StaticFile:
         if (found := self._files.get(name)) is None:
             raise ApiError(404, "The console has no such file.", code="unknown_url")
         return found
 
-    async def _read_plotly(self) -> StaticFile:
+    async def _send_plotly(self, exchange: Exchange) -> None:
         if self._plotly is None:
             message = f"Charts need plotly, which is not installed where the gateway runs: {INSTALL}."
             raise ApiError(404, message, code="not_installed")
-        return await asyncio.to_thread(lambda path: StaticFile.of(PLOTLY, path.read_bytes()), self._plotly)
+        headers = {**_HEADERS, "etag": self._plotly_etag, "cache-control": f"max-age={PLOTLY_S}"}
+        if exchange.header("if-none-match") == self._plotly_etag:
+            await exchange.respond(304, b"", kind_of(PLOTLY), headers)
+            return
+        content = await asyncio.to_thread(self._plotly.read_bytes)
+        await exchange.respond(200, content, kind_of(PLOTLY), headers)
 
     async def _send(self, exchange: Exchange, file: StaticFile) -> None:
         headers = {**_HEADERS, "etag": file.etag}

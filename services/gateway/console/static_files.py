@@ -47,8 +47,12 @@ class StaticFile:
     @classmethod
     def of(cls, name: str, content: bytes) -> "StaticFile":
         """Returns the file with this content. The name's ending says what kind it is."""
-        kind = _KINDS[name[name.rindex(".") :]]
-        return cls(content, kind, f'"{blake2b(content, digest_size=12).hexdigest()}"')
+        return cls(content, kind_of(name), f'"{blake2b(content, digest_size=12).hexdigest()}"')
+
+
+def kind_of(name: str) -> str:
+    """Returns the media type of a file, by its name's ending."""
+    return _KINDS[name[name.rindex(".") :]]
 
 
 def static_files() -> Mapping[str, StaticFile]:
@@ -71,3 +75,9 @@ def plotly_file() -> Path | None:
     folders = [] if spec is None else spec.submodule_search_locations or []
     found = (Path(folder) / "package_data" / PLOTLY for folder in folders)
     return next((path for path in found if path.is_file()), None)
+
+
+def etag_of(path: Path) -> str:
+    """Returns a value that changes with a file's size or its time, without reading the file. Raises OSError."""
+    found = path.stat()
+    return f'"{found.st_size:x}-{found.st_mtime_ns:x}"'

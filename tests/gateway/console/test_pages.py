@@ -1,5 +1,7 @@
 """The console's files: their kinds, their policy, and what is said where there is none."""
 
+from pathlib import Path
+
 import pytest
 
 from services.gateway.console import pages
@@ -51,6 +53,19 @@ async def test_plotly_comes_out_of_its_own_package(monkeypatch: pytest.MonkeyPat
         assert (refused.status_code, INSTALL in refused.json()["error"]["message"]) == (404, True)
         assert f'INSTALL = "{INSTALL}"' in (await api.admin.get("/console/plotly.js")).text  # what the page says too
         assert (await api.admin.get("/console/about")).json()["has_plotly"] is False
+
+
+async def test_plotly_is_not_read_for_a_browser_that_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "plotly.min.js"
+    path.write_text("draw();")
+    monkeypatch.setattr(pages, "plotly_file", lambda: path)
+    async with running_api() as api:
+        first = await api.admin.get("/console/plotly.min.js")
+        assert (first.text, first.headers["content-type"]) == ("draw();", "text/javascript; charset=utf-8")
+        assert first.headers["cache-control"] == f"max-age={pages.PLOTLY_S}"
+        path.unlink()  # who reads it now fails
+        again = await api.admin.get("/console/plotly.min.js", headers={"if-none-match": first.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
 
 
 @pytest.mark.parametrize(
