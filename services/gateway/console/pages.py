@@ -1,7 +1,10 @@
 """GET /console, its files, /console/about, /console/feed, /console/requests/{request_id}."""
 
 import asyncio
+import math
 import os
+from collections.abc import Awaitable, Callable
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -34,6 +37,8 @@ from services.gateway.http.exchange import ClientGone, Exchange
 SLOW_S = 20.0  # for a client to take what is written to it
 PLOTLY_S = 3600  # for which a browser keeps plotly without asking again
 _MAX_DIGITS = 15  # of a request's number
+PIECE_BYTES = 64 << 10
+GONE_S = 1.0  # for the server to hear that a connection is closed
 FEED_S = 24 * 3600.0  # of one stream; consoles then begin another one
 
 _HEADERS = {"content-security-policy": POLICY, "cache-control": "no-cache", "referrer-policy": "no-referrer"}
@@ -142,17 +147,21 @@ class ConsolePages:
         listener = Listener(exchange.stream, view, lambda: self._is_valid(exchange, view), self._leaves_early)
         with self._feed.listening(listener):
             await exchange.start_events()
-            async with exchange.while_connected(FEED_S):
+            async with exchange.while_connected(2 * FEED_S):
                 why = await self._serve(exchange, listener)
-            await exchange.end_events(event("end", {"why": why}))
+            await _in_time(exchange, lambda: exchange.end_events(event("end", {"why": why})))
 
     async def _serve(self, exchange: Exchange, listener: Listener) -> str:
         """Sends a listener what it lacks, whenever it is behind. Returns why its stream is to end."""
-        while listener.why_over is None:
-            for part in self._feed.next_parts(listener, lambda: self._about(exchange)):
-                await _write(exchange, part)
-            await listener.until_behind()
-        return listener.why_over
+        over = asyncio.get_running_loop().call_later(FEED_S, listener.end, "begin another stream")
+        try:
+            while listener.why_over is None:
+                for part in self._feed.next_parts(listener, lambda: self._about(exchange)):
+                    await _write(exchange, part)
+                await listener.until_behind()
+            return listener.why_over
+        finally:
+            over.cancel()
 
     def _about(self, exchange: Exchange) -> dict[str, Any]:
         sources, view = self._sources, view_of(exchange.caller)
@@ -191,10 +200,23 @@ def _number_of(exchange: Exchange) -> int | None:
 
 
 async def _write(exchange: Exchange, events: bytes) -> None:
-    """Writes events, and waits for a client that is slow. One that does not read in time is cut off: ClientGone."""
-    try:
-        async with asyncio.timeout(SLOW_S):
-            await exchange.write(events)
-    except TimeoutError:
-        exchange.stream.abort()
-        raise ClientGone from None
+    """Writes events piece by piece, and waits for a client that is slow. Raises ClientGone; see `_in_time`."""
+    for first in range(0, len(events), PIECE_BYTES):
+        piece = events[first : first + PIECE_BYTES]
+        await _in_time(exchange, partial(exchange.write, piece))
+
+
+async def _in_time(exchange: Exchange, send: Callable[[], Awaitable[None]]) -> None:
+    """Sends what waits for the client to read. One that has read nothing in SLOW_S is cut off: ClientGone."""
+    left, before = exchange.stream.unwritten(), math.inf
+    while left < before:
+        try:
+            async with asyncio.timeout(SLOW_S):
+                await send()
+                return
+        except TimeoutError:
+            left, before = exchange.stream.unwritten(), left
+    exchange.stream.abort()
+    async with exchange.while_connected(GONE_S):  # an answer that ends before the server knows is a defect in its log
+        await asyncio.Event().wait()
+    raise ClientGone

@@ -158,12 +158,14 @@ class StreamWriter:
     """Writes to one answer that has begun, as ASGI's `send` does, without a coroutine for each part.
 
     write: writes a part of the body; call it only when `ready`. abort: closes the connection, unwritten data or not.
+    unwritten: returns how many bytes wait for the client to read.
     """
 
     def __init__(self, cycle: RequestResponseCycle, connection: GatheringTransport) -> None:
         self._cycle = weakref.ref(cycle)  # weak, since the cycle's scope holds this writer
         self.write = connection.write_chunk
         self.abort: Callable[[], None] = connection.abort
+        self.unwritten: Callable[[], int] = connection.get_write_buffer_size
 
     def ready(self) -> bool:
         """True while the client keeps up and the answer is in chunked encoding and incomplete."""

@@ -305,7 +305,9 @@ async def test_one_that_missed_rows_which_are_gone_begins_anew():
         assert text.count("event: hello") == 2
 
 
-async def test_one_that_does_not_read_at_all_is_cut_off(monkeypatch: pytest.MonkeyPatch):
+async def test_one_that_does_not_read_at_all_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
     monkeypatch.setattr(pages, "SLOW_S", 0.3)
     async with running_api() as api:
         large_fleet(api)
@@ -317,6 +319,14 @@ async def test_one_that_does_not_read_at_all_is_cut_off(monkeypatch: pytest.Monk
                     await asyncio.sleep(0.001)
             with pytest.raises(ConnectionResetError):
                 await asyncio.to_thread(read_until, deaf.socket, lambda text: False)
+    assert "without completing response" not in caplog.text
+
+
+async def test_a_stream_that_has_lasted_long_ends_in_words(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pages, "FEED_S", 0.2)
+    async with running_api() as api, feed(api.admin) as listener:
+        *_, last = await listener.rest()
+    assert last == ("end", {"why": "begin another stream"})
 
 
 def admin_port(api: Api) -> int:
