@@ -37,9 +37,25 @@ def test_add_norm_is_torchs_and_changes_x_alone(device):
     assert torch.equal(weight, same_weight)
 
 
+def test_norms_that_are_added_or_written_in_place_are_torchs(device):
+    (x, y, weight), (same_x, same_y, same_weight) = both(device, (3, 200), (3, 260), (200,))
+
+    for operations, into, of, scale in (
+        (TritonOperations(), x, y, weight),
+        (TorchOperations(), same_x, same_y, same_weight),
+    ):
+        operations.add_norm(into, of[:, 30:230], scale, EPS, 0.22)
+        operations.add_normed(into, of[:, 30:230], scale, EPS)
+        operations.norm_in_place(of[:, 30:230], scale, EPS)
+
+    torch.testing.assert_close(x, same_x)
+    torch.testing.assert_close(y, same_y)
+
+
 @pytest.mark.parametrize("with_norm", [False, True])
-def test_rotation_of_leading_heads_is_torchs(device, with_norm):
-    (heads, cos, sin, weight), (same, *_) = both(device, (3, 6, 48), (3, 1, 48), (3, 1, 48), (4, 48))
+@pytest.mark.parametrize("turned", [48, 36, 2])
+def test_rotation_of_leading_heads_is_torchs(device, with_norm, turned):
+    (heads, cos, sin, weight), (same, *_) = both(device, (3, 6, 48), (3, 1, turned), (3, 1, turned), (4, 48))
     scale = weight if with_norm else None
 
     TritonOperations().rotate(heads[:, :4], cos, sin, scale, EPS)

@@ -8,6 +8,7 @@ from tests.gpu.checks import rotary, rows
 
 CHECKS = [
     (rows.check_norm, 10),
+    (rows.check_add_normed, 6),
     (rows.check_silu_mul, 6),
     (rows.check_quantize, 6),
     (rows.check_fill_tokens, 10),

@@ -36,14 +36,21 @@ class Operations(Protocol):
         float32. The rows of x may lie apart.
         """
 
-    def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Adds y to x, in place, and returns the RMSNorm of the sum, as `norm` does."""
+    def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float, factor: float = 1.0) -> Tensor:
+        """Adds y, times the factor, to x, in place, and returns the RMSNorm of the sum, as `norm` does."""
+
+    def add_normed(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> None:
+        """Adds the RMSNorm of y to x, in place. The norm is rounded once, with its weight, which is of x's dtype."""
+
+    def norm_in_place(self, y: Tensor, weight: Tensor, eps: float) -> None:
+        """Overwrites y, [T, width], with its RMSNorm, which is rounded once, with its weight, which is of y's dtype."""
 
     def rotate(self, heads: Tensor, cos: Tensor, signed_sin: Tensor, weight: Tensor | None, eps: float) -> None:
         """Rotates heads [T, n, head_dim] in place, after an RMSNorm of each head if there is a weight [n, head_dim],
         as in `norm`.
 
-        cos and signed_sin: [T, 1, head_dim]; (a, b) becomes (a cos - b sin, b cos + a sin), halves against each other.
+        cos and signed_sin: [T, 1, rotary_dim], of the first numbers of a head; the others stay. (a, b) becomes (a cos -
+        b sin, b cos + a sin), halves of these numbers against each other.
         """
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:

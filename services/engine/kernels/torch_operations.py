@@ -30,15 +30,25 @@ class TorchOperations:
         normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
         return weight * normed.to(x.dtype) if weight.dtype == x.dtype else (weight * normed).to(x.dtype)
 
-    def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float, factor: float = 1.0) -> Tensor:
         """See `Operations.add_norm`."""
-        return self.norm(x.add_(y), weight, eps)
+        return self.norm(x.add_(y if factor == 1 else y * factor), weight, eps)
+
+    def add_normed(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> None:
+        """See `Operations.add_normed`."""
+        x.add_(_normed(y, weight, eps))
+
+    def norm_in_place(self, y: Tensor, weight: Tensor, eps: float) -> None:
+        """See `Operations.norm_in_place`."""
+        y.copy_(_normed(y, weight, eps))
 
     def rotate(self, heads: Tensor, cos: Tensor, signed_sin: Tensor, weight: Tensor | None, eps: float) -> None:
         """See `Operations.rotate`."""
-        normed = heads if weight is None else self.norm(heads, weight, eps)
-        swapped = normed.roll(normed.shape[-1] // 2, -1)
-        heads.copy_(torch.addcmul(normed * cos, swapped, signed_sin))
+        if weight is not None:
+            heads.copy_(self.norm(heads, weight, eps))
+        turned = heads[..., : cos.shape[-1]]
+        swapped = turned.roll(turned.shape[-1] // 2, -1)
+        turned.copy_(torch.addcmul(turned * cos, swapped, signed_sin))
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """See `Operations.silu_mul`."""
@@ -56,3 +66,9 @@ class TorchOperations:
         allowed = np.unpackbits(by_byte, axis=1, count=logits.shape[1], bitorder="little").view(np.bool_)
         finite = logits[rows].clamp_(min=torch.finfo(logits.dtype).min)
         logits[rows] = finite.masked_fill_(~torch.from_numpy(allowed), -torch.inf)
+
+
+def _normed(y: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Returns the RMSNorm, computed in float32 and rounded once."""
+    wide = y.to(torch.float32)
+    return (weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps))).to(y.dtype)

@@ -28,6 +28,11 @@ def test_they_compute_what_torch_computes(rows: int, width: int, dtype: torch.dt
         fused.add_norm(sums[0], y, weight, EPS), plain.add_norm(sums[1], y, weight, EPS), **exact
     )
     assert torch.equal(*sums)
+    sums = x.clone(), x.clone()
+    torch.testing.assert_close(
+        fused.add_norm(sums[0], y, weight, EPS, 0.22), plain.add_norm(sums[1], y, weight, EPS, 0.22), **exact
+    )
+    assert torch.equal(*sums)
     wide = 10 * random(rows, 2 * width, dtype=dtype)
     torch.testing.assert_close(fused.silu_mul(wide), plain.silu_mul(wide), **exact)
     torch.testing.assert_close(fused.gelu_mul(wide), plain.gelu_mul(wide), **(exact | {"atol": 1e-5}))
@@ -35,14 +40,37 @@ def test_they_compute_what_torch_computes(rows: int, width: int, dtype: torch.dt
     torch.testing.assert_close(fused.norm(apart, precise, EPS), plain.norm(apart, precise, EPS), **exact)
 
 
-@pytest.mark.parametrize("head_dim", [32, 80])
+@pytest.mark.parametrize("rows", [1, 300])
+@pytest.mark.parametrize("width", [16, 80, 768])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norms_are_added_and_written_in_place(rows: int, width: int, dtype: torch.dtype) -> None:
+    """What lies beside the rows stays."""
+    name = str(dtype).removeprefix("torch.")
+    exact = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 2**-6, "rtol": 2**-7}
+    weight, x, wide = random(width, dtype=dtype), random(rows, width, dtype=dtype), random(rows, width + 9, dtype=dtype)
+    found = []
+    for fused in (True, False):
+        operations, sums, beside = make_operations(name, fused=fused), x.clone(), wide.clone()
+        operations.add_normed(sums, beside[:, 4:-5], weight, EPS)
+        assert torch.equal(beside, wide)
+        operations.norm_in_place(beside[:, 4:-5], weight, EPS)
+        assert torch.equal(beside[:, :4], wide[:, :4])
+        assert torch.equal(beside[:, -5:], wide[:, -5:])
+        found.append((sums, beside))
+    for fused_one, plain_one in zip(*found, strict=True):
+        torch.testing.assert_close(fused_one, plain_one, **exact)
+
+
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(32, 32), (80, 80), (80, 60), (32, 2)])
 @pytest.mark.parametrize("with_norm", [False, True])
 @pytest.mark.parametrize("is_wide", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_heads_are_rotated_in_place(head_dim: int, with_norm: bool, is_wide: bool, dtype: torch.dtype) -> None:
-    """Others are left alone."""
+def test_heads_are_rotated_in_place(
+    head_dim: int, rotary_dim: int, with_norm: bool, is_wide: bool, dtype: torch.dtype
+) -> None:
+    """Others are left alone, and so are the last numbers of a head that turns in part."""
     name = str(dtype).removeprefix("torch.")
-    angles = random(7, 1, head_dim // 2, dtype=torch.float32)
+    angles = random(7, 1, rotary_dim // 2, dtype=torch.float32)
     cos, sin = (torch.cat((x, x), -1).to(dtype) for x in (angles.cos(), angles.sin()))
     weight = random(5, head_dim, dtype=torch.float32 if is_wide else dtype) if with_norm else None
     heads = random(7, 8, head_dim, dtype=dtype)
@@ -52,6 +80,7 @@ def test_heads_are_rotated_in_place(head_dim: int, with_norm: bool, is_wide: boo
     tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.02, "rtol": 2**-7}
     torch.testing.assert_close(found, expected, **tolerance)
     assert torch.equal(found[:, 5:], heads[:, 5:])
+    assert with_norm or torch.equal(found[..., rotary_dim:], heads[..., rotary_dim:])
 
 
 @pytest.mark.parametrize("vocab", [31, 96, 1000])

@@ -55,7 +55,9 @@ class _Rotation:
         wide = heads.double()
         if self.weight is not None:
             wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + _EPS) * self.weight.double()
-        return wide * self.cos.double() + wide.roll(wide.shape[-1] // 2, -1) * self.signed_sin.double()
+        turned, rest = wide.tensor_split((self.cos.shape[-1],), dim=-1)
+        swapped = turned.roll(turned.shape[-1] // 2, -1)
+        return torch.cat((turned * self.cos.double() + swapped * self.signed_sin.double(), rest), dim=-1)
 
 
 class _Pool:
@@ -102,7 +104,8 @@ class _Pool:
 
 
 def _rotation(source: Source, num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype) -> _Rotation:
-    cos, signed_sin = (within(source.normal(num_tokens, 1, head_dim, dtype=dtype)) for _ in range(2))
+    turned = source.choices.choice((head_dim, head_dim, head_dim * 3 // 4, 2))
+    cos, signed_sin = (within(source.normal(num_tokens, 1, turned, dtype=dtype)) for _ in range(2))
     weight = within(source.normal(num_heads, head_dim, dtype=dtype)) if source.choices.random() < 0.5 else None
     return _Rotation(cos, signed_sin, weight)
 

@@ -16,7 +16,7 @@ def check(device: torch.device, seed: int, num_cases: int) -> list[Check]:
     """Checks `num_cases` random cases of each kernel."""
     return [
         found
-        for kernel in (check_norm, check_silu_mul, check_quantize, check_fill_tokens)
+        for kernel in (check_norm, check_add_normed, check_silu_mul, check_quantize, check_fill_tokens)
         for found in kernel(device, seed, num_cases)
     ]
 
@@ -24,6 +24,11 @@ def check(device: torch.device, seed: int, num_cases: int) -> list[Check]:
 def check_norm(device: torch.device, seed: int, num_cases: int) -> list[Check]:
     """Checks RMSNorm, with and without an addition before it."""
     return cases(_norm, device, seed, num_cases)
+
+
+def check_add_normed(device: torch.device, seed: int, num_cases: int) -> list[Check]:
+    """Checks RMSNorms that are added to other rows, or written in place."""
+    return cases(_add_normed, device, seed, num_cases)
 
 
 def check_silu_mul(device: torch.device, seed: int, num_cases: int) -> list[Check]:
@@ -49,16 +54,42 @@ def _norm(source: Source, name: str) -> list[Check]:
     y = None
     if source.choices.random() < 0.7:
         y = within(source.normal(num_rows, width, dtype=dtype), width + source.choices.choice((0, 3, 64)))
-    rows.norm_into(x.tensor, y, weight, _EPS, out.tensor)
+    factor = source.choices.choice((1.0, 0.22))
+    rows.norm_into(x.tensor, y, weight, _EPS, out.tensor, factor)
 
-    added = values if y is None else (values.double() + y.double()).to(dtype)
+    added = values if y is None else (values.double() + (y.double() * factor).to(dtype).double()).to(dtype)
     wide = added.double()
     normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + _EPS) * weight.double()
-    name = f"{'norm' if y is None else 'add_norm'} {list(values.shape)} {dtype} {name}"
+    name = f"{'norm' if y is None else f'add_norm times {factor}'} {list(values.shape)} {dtype} {name}"
     return [
         compare(name, out.tensor, normed, dtype),
         compare(f"{name}: x", x.tensor, added, dtype),
         exactly(f"{name}: wrote nothing else", x.is_clean() and out.is_clean()),
+    ]
+
+
+def _add_normed(source: Source, name: str) -> list[Check]:
+    dtype, width, num_rows = source.choices.choice(DTYPES), source.choices.choice(_WIDTHS), source.num_rows()
+    values, weight = source.normal(num_rows, width, dtype=dtype), within(source.normal(width, dtype=dtype))
+    y = Buffer((num_rows, width), dtype, source.device, width + source.choices.choice((0, 3, 64)))
+    y.tensor.copy_(values)
+    wide = values.double()
+    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + _EPS) * weight.double()
+    name = f"{list(values.shape)} {dtype} {name}"
+    if source.choices.random() < 0.5:
+        rows.add_normed(None, y.tensor, weight, _EPS)
+        return [
+            compare(f"norm in place {name}", y.tensor, normed, dtype),
+            exactly(f"norm in place {name}: wrote nothing else", y.is_clean()),
+        ]
+    before = source.normal(num_rows, width, dtype=dtype)
+    x = Buffer((num_rows, width), dtype, source.device)
+    x.tensor.copy_(before)
+    rows.add_normed(x.tensor, y.tensor, weight, _EPS)
+    return [
+        compare(f"add_normed {name}", x.tensor, before.double() + normed, dtype),
+        exactly(f"add_normed {name}: left y", torch.equal(y.tensor, values) and y.is_clean()),
+        exactly(f"add_normed {name}: wrote nothing else", x.is_clean()),
     ]
 
 

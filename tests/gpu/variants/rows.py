@@ -19,6 +19,9 @@ def variants() -> list[Variant]:
     return [
         *of_launch("add_norm 4096", lambda: rows.norm_into(x, x, x[0], 1e-5, x), _ALL),
         *of_launch("add_norm 16384", lambda: rows.norm_into(wide, wide, wide[0], 1e-5, wide)),
+        *of_launch("add_norm 4096, factor", lambda: rows.norm_into(x, x, x[0], 1e-5, x, 0.22)),
+        *of_launch("add_normed 4096", lambda: rows.add_normed(x, x, x[0], 1e-5)),
+        *of_launch("add_normed 4096, in place", lambda: rows.add_normed(None, x, x[0], 1e-5)),
         *of_launch("silu_mul 14336", lambda: rows.gated_into(gate_up, activated, gelu=False)),
         *of_launch("gelu_mul 14336", lambda: rows.gated_into(gate_up, activated, gelu=True)),
         *of_launch("quantize_rows 4096", lambda: rows.quantize_rows(x)),
@@ -26,6 +29,7 @@ def variants() -> list[Variant]:
         *of_launch("fill_tokens", lambda: rows.fill_tokens(ids, ids)),
         *of_launch("rotate_and_store 128", lambda: _rotate_and_store(128, 32, 8), _ALL),
         *of_launch("rotate_and_store 128, norm", lambda: _rotate_and_store(128, 32, 8, norm=True)),
+        *of_launch("rotate_and_store 128, of which 96 turn", lambda: _rotate_and_store(128, 24, 8, turned=96)),
         *of_launch("rotate_and_store 128, float8", lambda: _rotate_and_store(128, 32, 8, dtype=_FLOAT8)),
         *of_launch("rotate_and_store 80", lambda: _rotate_and_store(80, 32, 32)),
         *of_launch("rotate_and_store 256", lambda: _rotate_and_store(256, 16, 8)),
@@ -44,9 +48,15 @@ def _paged(head_dim: int, num_kv: int, dtype: torch.dtype) -> rotary.PagedKv:
 
 
 def _rotate_and_store(
-    head_dim: int, num_heads: int, num_kv: int, *, norm: bool = False, dtype: torch.dtype = torch.bfloat16
+    head_dim: int,
+    num_heads: int,
+    num_kv: int,
+    *,
+    norm: bool = False,
+    turned: int | None = None,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> None:
-    heads, cos = _empty(_TOKENS, num_heads + 2 * num_kv, head_dim), _empty(_TOKENS, 1, head_dim)
+    heads, cos = _empty(_TOKENS, num_heads + 2 * num_kv, head_dim), _empty(_TOKENS, 1, turned or head_dim)
     weight = _empty(num_heads + num_kv, head_dim) if norm else None
     kv, offsets = _paged(head_dim, num_kv, dtype), _empty(_TOKENS, dtype=torch.int64)
     rotary.rotate_and_store(heads, (cos, cos), weight, 1e-5, kv=kv, layer=1, offsets=offsets)

@@ -34,6 +34,7 @@ class FusedOperations:
     def __init__(self, dtype: str) -> None:
         self._team = the_team()
         self._add_norm = _compiled("make_add_norm", dtype, wide=False)
+        self._add_normed = _compiled("make_add_normed", dtype)
         self._rotate = _compiled("make_rotate", dtype, wide=False)
         self._silu_mul = _compiled("make_gated", dtype, activation="silu")
         self._dtype = dtype
@@ -45,13 +46,26 @@ class FusedOperations:
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `Operations.norm`."""
-        return self._norm(x, 0, 0, weight, eps)
+        return self._norm(x, None, weight, eps)
 
-    def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float, factor: float = 1.0) -> Tensor:
         """See `Operations.add_norm`."""
-        return self._norm(x, y.data_ptr(), y.stride(0), weight, eps)
+        return self._norm(x, y, weight, eps, factor)
 
-    def _norm(self, x: Tensor, y: int, y_stride: int, weight: Tensor, eps: float) -> Tensor:
+    def add_normed(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> None:
+        """See `Operations.add_normed`."""
+        self._norm_of(x.data_ptr(), y, weight, eps)
+
+    def norm_in_place(self, y: Tensor, weight: Tensor, eps: float) -> None:
+        """See `Operations.norm_in_place`."""
+        self._norm_of(0, y, weight, eps)
+
+    def _norm_of(self, x: int, y: Tensor, weight: Tensor, eps: float) -> None:
+        rows, width = y.shape
+        arguments = x, y.data_ptr(), y.stride(0), weight.data_ptr(), width, float_argument(eps)
+        self._team.run(self._add_normed, rows, *arguments)
+
+    def _norm(self, x: Tensor, y: Tensor | None, weight: Tensor, eps: float, factor: float = 1.0) -> Tensor:
         rows, width = x.shape
         out = self._team.empty(rows, width, x.dtype)
         self._team.run(
@@ -59,13 +73,14 @@ class FusedOperations:
             rows,
             x.data_ptr(),
             x.stride(0),
-            y,
-            y_stride,
+            0 if y is None else y.data_ptr(),
+            0 if y is None else y.stride(0),
             weight.data_ptr(),
             out.data_ptr(),
             out.stride(0),
             width,
             float_argument(eps),
+            float_argument(factor),
         )
         return out
 
@@ -84,6 +99,7 @@ class FusedOperations:
             heads.stride(0),
             count,
             head_dim,
+            cos.shape[-1],
             cos.data_ptr(),
             signed_sin.data_ptr(),
             0 if weight is None else weight.data_ptr(),

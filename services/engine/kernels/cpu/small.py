@@ -21,11 +21,12 @@ _NEVER, _LEAST = float32(-math.inf), float32(-3.3e38)
 
 @per_item
 def make_add_norm(dtype: str, *, wide: bool) -> Any:
-    """Makes a kernel: x += y, then the RMSNorm of x (Zhang and Sennrich 2019, arXiv 1910.07467). An item is a row.
+    """Makes a kernel: x += y * factor, then the RMSNorm of x (Zhang and Sennrich 2019, arXiv 1910.07467). An item is a
+    row.
 
     Arguments of the kernel: x [rows, width], and the elements from row to row in it; y [rows, width], or 0 for none,
     and the elements from row to row in it; weight [width]; out [rows, width], and the elements from row to row in it;
-    width; eps.
+    width; eps; factor.
 
     wide: the weight is float32, and what it multiplies is not rounded before.
     """
@@ -33,13 +34,22 @@ def make_add_norm(dtype: str, *, wide: bool) -> Any:
     load, store, pointer, size = element.load, element.store, element.pointer, element.size
     round_ = element.round
     rounded, load_weight, weight_pointer = _of_weight(dtype, wide=wide)
-    arg = places("x x_stride y y_stride weight out out_stride width eps")
+    arg = places("x x_stride y y_stride weight out out_stride width eps factor")
 
     @njit(fastmath=True, error_model="numpy")
     def add(x: Any, y: Any, width: int) -> float:
         squares = float32(0)
         for i in range(width):
             value = round_(load(x, i) + load(y, i))
+            store(x, i, value)
+            squares += value * value
+        return squares
+
+    @njit(fastmath={"reassoc", "nsz"}, error_model="numpy")  # products that are rounded before they are added
+    def add_scaled(x: Any, y: Any, width: int, factor: float) -> float:
+        squares = float32(0)
+        for i in range(width):
+            value = round_(load(x, i) + round_(load(y, i) * factor))
             store(x, i, value)
             squares += value * value
         return squares
@@ -63,11 +73,56 @@ def make_add_norm(dtype: str, *, wide: bool) -> Any:
         width, eps = a[arg.width], float32(float64_of(a[arg.eps]))
         x = pointer(a[arg.x] + row * a[arg.x_stride] * size)
         out = pointer(a[arg.out] + row * a[arg.out_stride] * size)
-        if a[arg.y] != 0:
+        factor = float32(float64_of(a[arg.factor]))
+        if a[arg.y] == 0:
+            squares = square(x, width)
+        elif factor == float32(1):
             squares = add(x, pointer(a[arg.y] + row * a[arg.y_stride] * size), width)
         else:
-            squares = square(x, width)
+            squares = add_scaled(x, pointer(a[arg.y] + row * a[arg.y_stride] * size), width, factor)
         norm(x, squares, weight_pointer(a[arg.weight]), out, width, eps)
+
+    return work
+
+
+@per_item
+def make_add_normed(dtype: str) -> Any:
+    """Makes a kernel: x += the RMSNorm of y, or without x, y = its RMSNorm. An item is a row.
+
+    Arguments of the kernel: x [rows, width], or 0 for none; y [rows, width], and the elements from row to row in it;
+    weight [width]; width; eps.
+    """
+    element = ELEMENTS[dtype]
+    load, store, round_, pointer, size = element.load, element.store, element.round, element.pointer, element.size
+    arg = places("x y y_stride weight width eps")
+
+    @njit(fastmath=True, error_model="numpy")
+    def factor_of(y: Any, width: int, eps: float) -> float:
+        squares = float32(0)
+        for i in range(width):
+            value = load(y, i)
+            squares += value * value
+        return float32(1) / math.sqrt(squares / float32(width) + eps)
+
+    @njit
+    def add(x: Any, y: Any, weight: Any, width: int, factor: float) -> None:
+        for i in range(width):
+            store(x, i, load(x, i) + round_(load(y, i) * factor * load(weight, i)))
+
+    @njit
+    def scale(y: Any, weight: Any, width: int, factor: float) -> None:
+        for i in range(width):
+            store(y, i, load(y, i) * factor * load(weight, i))
+
+    @njit
+    def work(a: Any, row: int, _thread: int) -> None:
+        width, weight = a[arg.width], pointer(a[arg.weight])
+        y = pointer(a[arg.y] + row * a[arg.y_stride] * size)
+        factor = factor_of(y, width, float32(float64_of(a[arg.eps])))
+        if a[arg.x] == 0:
+            scale(y, weight, width, factor)
+        else:
+            add(pointer(a[arg.x] + row * width * size), y, weight, width, factor)
 
     return work
 
@@ -77,8 +132,8 @@ def make_rotate(dtype: str, *, wide: bool) -> Any:
     """Makes a kernel that norms, if there is a weight, and rotates the leading heads of each token in place. An item is
     a token.
 
-    Arguments of the kernel: heads, elements from token to token, rotated heads of a token, head_dim, cos [rows,
-    head_dim], signed sin [rows, head_dim], weight [rotated heads, head_dim] or 0, eps.
+    Arguments of the kernel: heads, elements from token to token, rotated heads of a token, head_dim, rotary_dim, cos
+    [rows, rotary_dim], signed sin [rows, rotary_dim], weight [rotated heads, head_dim] or 0, eps.
 
     wide: the weight is float32, and what it multiplies is not rounded before.
     """
@@ -86,7 +141,7 @@ def make_rotate(dtype: str, *, wide: bool) -> Any:
     load, store, round_, pointer, size = element.load, element.store, element.round, element.pointer, element.size
     rounded, load_weight, weight_pointer = _of_weight(dtype, wide=wide)
     weight_size = ELEMENTS["float32" if wide else dtype].size
-    arg = places("heads stride num_heads head_dim cos sin weight eps")
+    arg = places("heads stride num_heads head_dim rotary_dim cos sin weight eps")
 
     @njit(fastmath=True, error_model="numpy")
     def norm(x: Any, weight: Any, width: int, eps: float) -> None:
@@ -107,14 +162,14 @@ def make_rotate(dtype: str, *, wide: bool) -> Any:
 
     @njit
     def work(a: Any, token: int, _thread: int) -> None:
-        head_dim = a[arg.head_dim]
+        head_dim, rotary_dim = a[arg.head_dim], a[arg.rotary_dim]
         eps = float32(float64_of(a[arg.eps]))
-        cos, sin = pointer(a[arg.cos] + token * head_dim * size), pointer(a[arg.sin] + token * head_dim * size)
+        cos, sin = pointer(a[arg.cos] + token * rotary_dim * size), pointer(a[arg.sin] + token * rotary_dim * size)
         for head in range(a[arg.num_heads]):
             x = pointer(a[arg.heads] + (token * a[arg.stride] + head * head_dim) * size)
             if a[arg.weight] != 0:
                 norm(x, weight_pointer(a[arg.weight] + head * head_dim * weight_size), head_dim, eps)
-            rotate(x, cos, sin, head_dim // 2)
+            rotate(x, cos, sin, rotary_dim // 2)
 
     return work
 

@@ -29,11 +29,19 @@ class TritonOperations:
         rows.norm_into(x, None, weight, eps, out)
         return out
 
-    def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float, factor: float = 1.0) -> Tensor:
         """See `Operations.add_norm`."""
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        rows.norm_into(x, y, weight, eps, out)
+        rows.norm_into(x, y, weight, eps, out, factor)
         return out
+
+    def add_normed(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> None:
+        """See `Operations.add_normed`."""
+        rows.add_normed(x, y, weight, eps)
+
+    def norm_in_place(self, y: Tensor, weight: Tensor, eps: float) -> None:
+        """See `Operations.norm_in_place`."""
+        rows.add_normed(None, y, weight, eps)
 
     def rotate(self, heads: Tensor, cos: Tensor, signed_sin: Tensor, weight: Tensor | None, eps: float) -> None:
         """See `Operations.rotate`."""

@@ -73,6 +73,7 @@ def rotate_kernel(
     NUM_Q: tl.constexpr,
     NUM_KV: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
     PLANE: tl.constexpr,
     HALF: tl.constexpr,
     HEADS: tl.constexpr,
@@ -82,9 +83,13 @@ def rotate_kernel(
     The first NUM_Q heads stay in place. The other rotated ones are K and go to the pool, as do the NUM_KV heads of V
     behind them, unchanged. A norm's weight may be float32, as in `rows.norm_kernel`. A program has HEADS heads of a
     token. HALF: half of head_dim, rounded up to a power of two.
+
+    Of a head, the first ROTARY_DIM numbers turn. Its low numbers are the first half of these, then the first half of
+    the others; its high ones are the rest.
     """
     dtype: tl.constexpr = heads.dtype.element_ty
     half_dim: tl.constexpr = HEAD_DIM // 2
+    half_rotary: tl.constexpr = ROTARY_DIM // 2
     num_heads: tl.constexpr = NUM_Q + 2 * NUM_KV
     num_blocks: tl.constexpr = (num_heads + HEADS - 1) // HEADS
     token = (tl.program_id(0) // num_blocks).to(tl.int64)
@@ -93,30 +98,37 @@ def rotate_kernel(
     columns = tl.arange(0, HALF)[None, :]
     in_half = columns < half_dim
     mask = (head < num_heads) & in_half
+    low_columns, high_columns = columns, columns + half_dim
+    if ROTARY_DIM < HEAD_DIM:
+        low_columns = tl.where(columns < half_rotary, columns, columns + half_rotary)
+        high_columns = tl.where(columns < half_rotary, columns + half_rotary, columns + half_dim)
+    turned = columns < half_rotary
 
     cos_at, sin_at = cos + token * cos_stride + columns, sin + token * sin_stride + columns
-    low_cos = tl.load(cos_at, mask=in_half, other=0).to(tl.float32)
-    high_cos = tl.load(cos_at + half_dim, mask=in_half, other=0).to(tl.float32)
-    low_sin = tl.load(sin_at, mask=in_half, other=0).to(tl.float32)
-    high_sin = tl.load(sin_at + half_dim, mask=in_half, other=0).to(tl.float32)
-    at = heads + token * stride + head * HEAD_DIM + columns
-    low_read = tl.load(at, mask=mask, other=0).to(tl.float32)
-    high_read = tl.load(at + half_dim, mask=mask, other=0).to(tl.float32)
+    low_cos = tl.load(cos_at, mask=turned, other=0).to(tl.float32)
+    high_cos = tl.load(cos_at + half_rotary, mask=turned, other=0).to(tl.float32)
+    low_sin = tl.load(sin_at, mask=turned, other=0).to(tl.float32)
+    high_sin = tl.load(sin_at + half_rotary, mask=turned, other=0).to(tl.float32)
+    if ROTARY_DIM < HEAD_DIM:
+        low_cos, high_cos = tl.where(turned, low_cos, 1.0), tl.where(turned, high_cos, 1.0)
+    at = heads + token * stride + head * HEAD_DIM
+    low_read = tl.load(at + low_columns, mask=mask, other=0).to(tl.float32)
+    high_read = tl.load(at + high_columns, mask=mask, other=0).to(tl.float32)
     low, high = low_read, high_read
 
     if weight is not None:
         has_weight = (head < NUM_Q + NUM_KV) & in_half
-        weight_at = weight + head * HEAD_DIM + columns
-        low_weight = tl.load(weight_at, mask=has_weight, other=0).to(tl.float32)
-        high_weight = tl.load(weight_at + half_dim, mask=has_weight, other=0).to(tl.float32)
+        weight_at = weight + head * HEAD_DIM
+        low_weight = tl.load(weight_at + low_columns, mask=has_weight, other=0).to(tl.float32)
+        high_weight = tl.load(weight_at + high_columns, mask=has_weight, other=0).to(tl.float32)
         squares = tl.sum(low * low + high * high, axis=1)[:, None]
         factor = tl.rsqrt(squares / HEAD_DIM + eps)
         low = through(through(low * factor, weight.dtype.element_ty) * low_weight, dtype)
         high = through(through(high * factor, weight.dtype.element_ty) * high_weight, dtype)
     new_low = cast(through(low * low_cos, dtype) + high * low_sin, dtype)
     new_high = cast(through(high * high_cos, dtype) + low * high_sin, dtype)
-    tl.store(at, new_low, mask=mask & (head < NUM_Q))
-    tl.store(at + half_dim, new_high, mask=mask & (head < NUM_Q))
+    tl.store(at + low_columns, new_low, mask=mask & (head < NUM_Q))
+    tl.store(at + high_columns, new_high, mask=mask & (head < NUM_Q))
 
     if pool is not None:
         # The hint that offsets are multiples of head_dim permits stores of several elements at once.
@@ -125,13 +137,13 @@ def rotate_kernel(
             is_v = head >= NUM_Q + NUM_KV
             kv_head = tl.where(is_v, head - NUM_Q - NUM_KV, head - NUM_Q)
             plane = 2 * layer + is_v.to(tl.int32)
-            target = pool + offset + kv_head.to(tl.int64) * head_stride + plane.to(tl.int64) * PLANE + columns
+            target = pool + offset + kv_head.to(tl.int64) * head_stride + plane.to(tl.int64) * PLANE
             scale_at = plane * NUM_KV + kv_head
             stored = (head >= NUM_Q) & (head < num_heads)
             low = tl.where(is_v, low_read, new_low.to(tl.float32))
             high = tl.where(is_v, high_read, new_high.to(tl.float32))
-            _put(low, target, stored, in_half, scales, scale_at)
-            _put(high, target + half_dim, stored, in_half, scales, scale_at)
+            _put(low, target + low_columns, stored, in_half, scales, scale_at)
+            _put(high, target + high_columns, stored, in_half, scales, scale_at)
 
 
 def rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor, weight: Tensor | None, eps: float) -> None:
@@ -194,6 +206,7 @@ def _rotate(
         NUM_Q=num_q,
         NUM_KV=num_kv,
         HEAD_DIM=head_dim,
+        ROTARY_DIM=cos.shape[-1],
         PLANE=0 if kv is None else kv.plane,
         HALF=half,
         HEADS=heads_each,

@@ -27,11 +27,13 @@ def norm_kernel(
     x_stride: tl.tensor,
     y_stride: tl.tensor,
     eps: tl.tensor,
+    factor: tl.tensor,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
-    """Adds y to x if there is a y, then computes the RMSNorm of x. A program has ROWS rows; BLOCK is a power of two.
+    """Adds y, times the factor if there is one, to x if there is a y, then computes the RMSNorm of x. A program has
+    ROWS rows; BLOCK is a power of two.
 
     With a weight in float32, a row is rounded after it is multiplied by the weight alone.
     """
@@ -42,16 +44,19 @@ def norm_kernel(
     scale = tl.load(weight + columns, mask=columns < WIDTH, other=0).to(tl.float32)
     value = tl.load(x + rows * x_stride + columns, mask=mask, other=0).to(tl.float32)
     if y is not None:
-        added = value + tl.load(y + rows * y_stride + columns, mask=mask, other=0).to(tl.float32)
+        more = tl.load(y + rows * y_stride + columns, mask=mask, other=0).to(tl.float32)
+        if factor is not None:
+            more = through(more * factor, dtype)
+        added = value + more
         tl.store(x + rows * x_stride + columns, cast(added, dtype), mask=mask)
         value = through(added, dtype)
-    factor = tl.rsqrt(tl.sum(value * value, axis=1) / WIDTH + eps)[:, None]
-    normed = through(value * factor, weight.dtype.element_ty) * scale
+    root = tl.rsqrt(tl.sum(value * value, axis=1) / WIDTH + eps)[:, None]
+    normed = through(value * root, weight.dtype.element_ty) * scale
     tl.store(out + rows * WIDTH + columns, cast(normed, dtype), mask=mask)
 
 
-def norm_into(x: Tensor, y: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
-    """Writes the RMSNorm of x [T, width] to out. If there is a y, adds it to x first, in place."""
+def norm_into(x: Tensor, y: Tensor | None, weight: Tensor, eps: float, out: Tensor, factor: float = 1.0) -> None:
+    """Writes the RMSNorm of x [T, width] to out. If there is a y, adds it, times the factor, to x first, in place."""
     num_rows, width = x.shape
     block, rows, num_warps = _tile(width)
     norm_kernel[(triton.cdiv(num_rows, rows),)](
@@ -62,6 +67,55 @@ def norm_into(x: Tensor, y: Tensor | None, weight: Tensor, eps: float, out: Tens
         num_rows,
         x.stride(0),
         0 if y is None else y.stride(0),
+        eps,
+        None if factor == 1 else factor,
+        WIDTH=width,
+        BLOCK=block,
+        ROWS=rows,
+        num_warps=num_warps,
+    )
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def add_normed_kernel(
+    x: tl.tensor,
+    y: tl.tensor,
+    weight: tl.tensor,
+    num_rows: tl.tensor,
+    x_stride: tl.tensor,
+    y_stride: tl.tensor,
+    eps: tl.tensor,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
+    """Adds the RMSNorm of y to x; without x, writes it to y. A program has ROWS rows; BLOCK is a power of two."""
+    dtype: tl.constexpr = y.dtype.element_ty
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    columns = tl.arange(0, BLOCK)[None, :]
+    mask = (rows < num_rows) & (columns < WIDTH)
+    scale = tl.load(weight + columns, mask=columns < WIDTH, other=0).to(tl.float32)
+    value = tl.load(y + rows * y_stride + columns, mask=mask, other=0).to(tl.float32)
+    root = tl.rsqrt(tl.sum(value * value, axis=1) / WIDTH + eps)[:, None]
+    if x is None:
+        tl.store(y + rows * y_stride + columns, cast(value * root * scale, dtype), mask=mask)
+    else:
+        added = tl.load(x + rows * x_stride + columns, mask=mask, other=0).to(tl.float32)
+        added += through(value * root * scale, dtype)
+        tl.store(x + rows * x_stride + columns, cast(added, dtype), mask=mask)
+
+
+def add_normed(x: Tensor | None, y: Tensor, weight: Tensor, eps: float) -> None:
+    """Adds the RMSNorm of y [T, width] to x, in place; without x, overwrites y with it."""
+    num_rows, width = y.shape
+    block, rows, num_warps = _tile(width)
+    add_normed_kernel[(triton.cdiv(num_rows, rows),)](
+        x,
+        y,
+        weight,
+        num_rows,
+        0 if x is None else x.stride(0),
+        y.stride(0),
         eps,
         WIDTH=width,
         BLOCK=block,

@@ -43,10 +43,20 @@ class SharedCoreOperations:
         self._cores.adjust_for_prompts()
         return self._operations.norm(x, weight, eps)
 
-    def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float, factor: float = 1.0) -> Tensor:
         """See `Operations.add_norm`."""
         self._cores.adjust_for_prompts()
-        return self._operations.add_norm(x, y, weight, eps)
+        return self._operations.add_norm(x, y, weight, eps, factor)
+
+    def add_normed(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> None:
+        """See `Operations.add_normed`."""
+        self._cores.adjust_for_prompts()
+        self._operations.add_normed(x, y, weight, eps)
+
+    def norm_in_place(self, y: Tensor, weight: Tensor, eps: float) -> None:
+        """See `Operations.norm_in_place`."""
+        self._cores.adjust_for_prompts()
+        self._operations.norm_in_place(y, weight, eps)
 
     def rotate(self, heads: Tensor, cos: Tensor, signed_sin: Tensor, weight: Tensor | None, eps: float) -> None:
         """See `Operations.rotate`."""
