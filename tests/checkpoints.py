@@ -22,6 +22,8 @@ from transformers import (
     Gemma3TextConfig,
     GptOssConfig,
     GptOssForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MinistralConfig,
@@ -33,8 +35,12 @@ from transformers import (
     ModernBertConfig,
     ModernBertForSequenceClassification,
     ModernBertModel,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     OPTConfig,
     OPTForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2MoeConfig,
@@ -46,6 +52,8 @@ from transformers import (
     RobertaConfig,
     RobertaForSequenceClassification,
     RobertaModel,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
     XLMRobertaConfig,
     XLMRobertaForSequenceClassification,
     XLMRobertaModel,
@@ -57,15 +65,19 @@ FAMILIES = {
     "gemma2": (Gemma2Config, Gemma2ForCausalLM),
     "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
     "gpt_oss": (GptOssConfig, GptOssForCausalLM),
+    "granite": (GraniteConfig, GraniteForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "ministral": (MinistralConfig, MinistralForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
     "mixtral": (MixtralConfig, MixtralForCausalLM),
+    "olmo2": (Olmo2Config, Olmo2ForCausalLM),
     "opt": (OPTConfig, OPTForCausalLM),
+    "phi3": (Phi3Config, Phi3ForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen2_moe": (Qwen2MoeConfig, Qwen2MoeForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+    "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
 }
 OF_EXPERTS: dict[str, dict[str, Any]] = {
     "deepseek_v2": {
@@ -132,6 +144,13 @@ YARN_ROPE = {
 }
 
 
+def long_rope(context: int, size: int) -> dict[str, Any]:
+    """Settings of a rope with lists of so many factors, for sequences within the context and for longer ones."""
+    short, long = ([1 + step * index for index in range(size)] for step in (0.1, 0.7))
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": short, "long_factor": long}
+    return {"original_max_position_embeddings": context, "rope_parameters": rope}
+
+
 def write_checkpoint(
     directory: Path,
     family: str = "llama",
@@ -166,6 +185,8 @@ def write_checkpoint(
     if family in ("deepseek_v2", "deepseek_v3"):
         shape |= LATENT
     shape |= OF_EXPERTS.get(family, {})
+    if family in ("phi3", "smollm3"):  # their own are tokens that are not there
+        shape["pad_token_id"] = None
     model = model_class(config_class(**shape | config))
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():

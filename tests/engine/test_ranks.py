@@ -39,6 +39,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
     "gpt-oss-2": ("gpt_oss", {"sliding_window": 20}, 2),
     "mixtral-2": ("mixtral", {}, 2),
     "qwen2-moe-4": ("qwen2_moe", {"decoder_sparse_step": 2}, 4),
+    "granite-4": ("granite", {"residual_multiplier": 0.83, "attention_multiplier": 0.3, "embedding_multiplier": 2}, 4),
+    "phi3-fused-2": ("phi3", {"partial_rotary_factor": 0.75}, 2),
     "opt-4": ("opt", {}, 4),
     "opt-norm-after-projected-2": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 40}, 2),
 }

@@ -21,7 +21,7 @@ from services.engine.runner.cpu.torch_runner import TorchRunner
 from services.engine.runner.load import load_runner
 from services.engine.schedulers.decode import DecodeScheduler
 from services.engine.sequences.request_table import State
-from tests.checkpoints import LLAMA3_ROPE, YARN_ROPE, write_checkpoint
+from tests.checkpoints import LLAMA3_ROPE, YARN_ROPE, long_rope, write_checkpoint
 from tests.engine.harness import Driven
 from tests.engine.oracle import Reference, possible_ranks, prompts_of
 from tests.engine.row_starts import assert_told_where_rows_begin
@@ -35,6 +35,12 @@ OF_KERNELS: dict[str, Any] = {
     "head_dim": 32,
     "num_key_value_heads": 2,
     "intermediate_size": 192,
+}
+MULTIPLIERS: dict[str, Any] = {
+    "embedding_multiplier": 1.9,
+    "attention_multiplier": 0.171,
+    "residual_multiplier": 0.83,
+    "logits_scaling": 1.7,
 }
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-mha-16": ("llama", {"num_key_value_heads": 4}),
@@ -257,6 +263,83 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 4.0},
         },
     ),
+    "granite-gqa2-tied": ("granite", {"tie_word_embeddings": True, **MULTIPLIERS}),
+    "granite-all-settings": (
+        "granite",
+        {
+            "num_attention_heads": 6,
+            "hidden_size": 96,
+            "head_dim": 48,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": YARN_ROPE,
+            "rms_norm_eps": 1e-3,
+            **MULTIPLIERS,
+        },
+    ),
+    "granite-multipliers-of-1": ("granite", {"num_key_value_heads": 4, "attention_multiplier": 0.25}),
+    "granite-mqa-128": (
+        "granite",
+        {"num_key_value_heads": 1, "head_dim": 128, **MULTIPLIERS, "logits_scaling": 0.9, "residual_multiplier": 2},
+    ),
+    "olmo2-gqa2": ("olmo2", {}),
+    "olmo2-mqa-128-tied": ("olmo2", {"num_key_value_heads": 1, "head_dim": 128, "tie_word_embeddings": True}),
+    "olmo2-gqa3-llama3-rope": (
+        "olmo2",
+        {
+            "num_attention_heads": 6,
+            "hidden_size": 96,
+            "head_dim": 48,
+            "rope_parameters": LLAMA3_ROPE,
+            "rms_norm_eps": 1e-3,
+        },
+    ),
+    "olmo2-mha-one-layer": ("olmo2", {"num_key_value_heads": 4, "num_hidden_layers": 1}),
+    "smollm3-gqa2-every-other": ("smollm3", {"no_rope_layer_interval": 2, "num_hidden_layers": 3}),
+    "smollm3-tied-all-layers-slide-without-rope": (
+        "smollm3",
+        {
+            "tie_word_embeddings": True,
+            "no_rope_layers": [0, 0],
+            "use_sliding_window": True,
+            "sliding_window": 20,
+        },
+    ),
+    "smollm3-gqa3-all-settings": (
+        "smollm3",
+        {
+            "num_attention_heads": 6,
+            "hidden_size": 96,
+            "head_dim": 48,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": YARN_ROPE,
+            "no_rope_layers": [0, 1, 0],
+            "num_hidden_layers": 3,
+            "rms_norm_eps": 1e-3,
+            "use_sliding_window": True,
+            "sliding_window": 20,
+        },
+    ),
+    "smollm3-mqa-128": ("smollm3", {"num_key_value_heads": 1, "head_dim": 128, "num_hidden_layers": 4}),
+    "phi3-gqa2": ("phi3", {}),
+    "phi3-window-partial-tied": (
+        "phi3",
+        {"sliding_window": 24, "partial_rotary_factor": 0.75, "tie_word_embeddings": True, "num_hidden_layers": 3},
+    ),
+    "phi3-gqa3-longrope-partial-all-settings": (
+        "phi3",
+        {
+            "num_attention_heads": 6,
+            "hidden_size": 288,
+            "rms_norm_eps": 1e-3,
+            "sliding_window": 100,
+            **long_rope(context=512, size=18),
+            "partial_rotary_factor": 0.75,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "phi3-gqa2-80-two-numbers-turn": ("phi3", {"hidden_size": 320, "partial_rotary_factor": 0.025}),
     "opt-norm-first-tied": ("opt", {"tie_word_embeddings": True}),
     "opt-norm-after-projected": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
     "opt-no-final-norm-no-bias": ("opt", {"_remove_final_layer_norm": True, "enable_bias": False}),
@@ -269,16 +352,20 @@ QUICK = {  # one or two of each family: shapes have kernels of their own, which 
     "gemma2-gqa3-24-caps-all-settings",
     "gemma3-gqa3-24-all-settings",
     "gpt-oss-gqa3-24-all-settings",
+    "granite-all-settings",
     "llama-gqa3-biases",
     "llama-mqa-128-llama3-rope",
     "ministral-first-layer-sees-all",
     "mistral-window",
     "mixtral-window",
+    "olmo2-gqa3-llama3-rope",
     "opt-norm-after-projected",
+    "phi3-gqa3-longrope-partial-all-settings",
     "qwen2-moe-no-biases-every-second-layer",
     "qwen2-tied-yarn-all-layers-slide",
     "qwen3-bias-sharded",
     "qwen3-moe-window-yarn-one-expert",
+    "smollm3-gqa3-all-settings",
 }
 
 

@@ -50,6 +50,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3",
         {"num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
     ),
+    "granite-multipliers": (
+        "granite",
+        {"embedding_multiplier": 1.9, "attention_multiplier": 0.3, "residual_multiplier": 0.83, "logits_scaling": 2},
+    ),
     "opt-norm-first-tied": ("opt", {"tie_word_embeddings": True}),
     "opt-norm-after-projected": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
 }

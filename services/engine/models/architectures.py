@@ -6,7 +6,6 @@ Nothing here needs torch: what cannot be served is refused before any process st
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
 from services.engine.models.config import FAMILIES, decoder_shapes, decoder_shares, parse_decoder_config
@@ -91,8 +90,9 @@ def num_parameters(config: ModelConfig) -> int:
 def _num_read(shape: tuple[int, ...], share: Share | None) -> int:
     if share is None:
         return 0
-    parts = zip_longest(shape, share[: len(shape)])  # of a tensor with more dimensions, the others are read whole
-    return math.prod(length if part is None else len(range(length)[part]) for length, part in parts)
+    rows = shape[0] if share.rows is None else sum(len(range(shape[0])[one]) for one in share.rows)
+    others = shape[1:] if share.columns is None else (len(range(shape[1])[share.columns]), *shape[2:])
+    return rows * math.prod(others)
 
 
 def _is_kv_only(quantization: ConfigSettings) -> bool:

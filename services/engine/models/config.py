@@ -27,7 +27,14 @@ from services.engine.models.experts_config import (
     qwen2_experts,
     qwen3_experts,
 )
+from services.engine.models.fused_tensors import (
+    fused_attention_shapes,
+    fused_attention_shares,
+    fused_mlp_shapes,
+    fused_mlp_shares,
+)
 from services.engine.models.gemma_settings import gemma2_settings, gemma3_settings
+from services.engine.models.granite_settings import granite_settings
 from services.engine.models.latent_config import (
     deepseek_v2_latent,
     deepseek_v2_layers,
@@ -39,8 +46,14 @@ from services.engine.models.latent_config import (
 from services.engine.models.model_config import ModelConfig, Shard, read_dtype
 from services.engine.models.rope_settings import (
     GPT_OSS_ROPE,
+    PLAIN_ROPE,
+    ROPE_OF_ALL_LENGTHS,
+    DynamicScaling,
     FrequencyFactors,
+    LongRopeScaling,
     Rope,
+    RopeRules,
+    parse_partial_rotary_factor,
     parse_rope,
     parse_ropes_of_types,
 )
@@ -54,13 +67,16 @@ from services.engine.models.shapes import (
     shares_of_outputs,
     widened,
 )
+from services.engine.models.smollm3_settings import smollm3_settings
 from services.engine.models.window_settings import (
     Windows,
     no_window,
     slides_by_turns,
     window_if_used,
     window_of_all_layers,
+    window_shorter_than_context,
     windows_by_turns,
+    windows_of_layers_without_rope,
     windows_of_marked_layers,
     windows_of_typed_layers,
 )
@@ -100,6 +116,8 @@ def grouped_attention_shapes(config: "DecoderConfig", layer: int) -> Shapes:
     shapes |= linear_shapes("self_attn.o_proj", hidden, q_size, config.output_bias)
     if config.qk_norm:
         shapes |= {f"self_attn.{name}.weight": (config.head_dim,) for name in ("q_norm", "k_norm")}
+    if config.wide_qk_norm:
+        shapes |= {"self_attn.q_norm.weight": (q_size,), "self_attn.k_norm.weight": (kv_size,)}
     if config.attention_sinks:
         shapes["self_attn.sinks"] = (config.num_heads,)
     return shapes
@@ -112,7 +130,7 @@ def grouped_attention_shares(config: "DecoderConfig", shard: Shard, layer: int) 
     for name, outputs in (("q_proj", heads), ("k_proj", kv_heads), ("v_proj", kv_heads)):
         shares |= shares_of_outputs(f"self_attn.{name}", outputs, config.qkv_bias)
     if config.attention_sinks:
-        shares["self_attn.sinks"] = Share(rows=slice(shard.heads.start, shard.heads.stop))
+        shares["self_attn.sinks"] = Share(rows=(slice(shard.heads.start, shard.heads.stop),))
     return shares | shares_of_inputs("self_attn.o_proj", heads, config.output_bias)
 
 
@@ -149,9 +167,9 @@ def latent_shares(config: "DecoderConfig", shard: Shard, layer: int) -> Shares:
 class LayerNorms:
     """The RMSNorms of a layer, by their tensors' names after the layer's. None: there is no such norm."""
 
-    before_attention: str = "input_layernorm"
+    before_attention: str | None = "input_layernorm"
     after_attention: str | None = None
-    before_mlp: str = "post_attention_layernorm"
+    before_mlp: str | None = "post_attention_layernorm"
     after_mlp: str | None = None
 
     @property
@@ -168,6 +186,8 @@ FOUR_NORMS = LayerNorms(
 )
 GATED_MLP = PartTensors(gated_mlp_shapes, gated_mlp_shares)
 GROUPED_ATTENTION = PartTensors(grouped_attention_shapes, grouped_attention_shares)
+FUSED_MLP = PartTensors(fused_mlp_shapes, fused_mlp_shares)
+FUSED_ATTENTION = PartTensors(fused_attention_shapes, fused_attention_shares)
 LATENT_ATTENTION = PartTensors(latent_shapes, latent_shares)
 
 
@@ -179,10 +199,12 @@ class Family:
     qkv_bias: bool = False  # Q, K and V always have a bias
     optional_biases: tuple[str, ...] = ()  # config.json's attention_bias, qkv_bias, mlp_bias, if the family heeds them
     qk_norm: bool = False  # RMSNorm over each head of Q and K, before the rotary embedding
+    wide_qk_norm: bool = False  # RMSNorm over all heads of Q, and of K
     default_head_dim: int | None = None  # None: hidden_size / num_attention_heads
     default_eps: float = 1e-6  # of norms
     default_theta: float = 10000.0  # of the rope
     default_local_theta: float | None = None  # of the rope of layers with a window; None: all layers have one rope
+    rope: RopeRules = PLAIN_ROPE
     default_rope: Rope | None = None  # if config.json says nothing of one; None: the plain rope
     norms: LayerNorms = LayerNorms()
     norm_offset: float | None = None  # see `DecoderConfig`
@@ -290,6 +312,42 @@ FAMILIES = {
         attention=LATENT_ATTENTION,
         mlp=experts_or_gated_mlp(DEEPSEEK),
     ),
+    "GraniteForCausalLM": Family(
+        "granite", optional_biases=("attention_bias", "mlp_bias"), own_settings=granite_settings
+    ),
+    "Olmo2ForCausalLM": Family(
+        "olmo2",
+        optional_biases=("attention_bias",),
+        default_eps=1e-5,
+        wide_qk_norm=True,
+        norms=LayerNorms(
+            before_attention=None,
+            after_attention="post_attention_layernorm",
+            before_mlp=None,
+            after_mlp="post_feedforward_layernorm",
+        ),
+    ),
+    "SmolLM3ForCausalLM": Family(
+        "smollm3",
+        optional_biases=("attention_bias", "mlp_bias"),
+        default_theta=2e6,
+        windows=windows_of_layers_without_rope,
+        tied_by_default=True,
+        own_settings=smollm3_settings,
+    ),
+    "Phi3ForCausalLM": Family(
+        "phi3",
+        default_eps=1e-5,
+        rope=RopeRules(
+            is_partial=True,
+            kinds=("default", "longrope"),
+            renamed=(("su", "longrope"), ("yarn", "longrope")),
+            default_context=4096,
+        ),
+        windows=window_shorter_than_context,
+        attention=FUSED_ATTENTION,
+        mlp=FUSED_MLP,
+    ),
 }
 
 
@@ -303,24 +361,34 @@ class DecoderConfig(ModelConfig):
     output_bias: bool
     mlp_bias: bool
     norm_offset: float | None = None  # is added to norms' weights, which are float32; None: weights are as they are
+    wide_qk_norm: bool = False
     activation: str = "silu"  # of MLPs
     local_rope: Rope | None = None  # of layers with a window; None: all have `rope`
-    embedding_scale: float | None = None  # factor on embeddings, rounded to their dtype
+    layers_without_rope: tuple[int, ...] = ()
+    partial_rotary_factor: float = 1.0  # the share of a head's numbers that are rotated, the first ones
+    embedding_scale: float | None = None  # factor on embeddings
+    rounds_embedding_scale: bool = True  # to the embeddings' dtype, before it multiplies them
     attention_multiplier: float | None = None  # on attention scores; None: 1 / sqrt(head_dim)
+    residual_multiplier: float = 1.0  # on what attention and MLP add to a token
+    logits_scaling: float = 1.0  # logits are divided by it
     final_softcap: float | None = None  # of logits: softcap * tanh(logit / softcap)
     attention_sinks: bool = False
     experts: Experts | None = None  # None: each layer has one MLP
     latent: Latent | None = None  # of multi-head latent attention; KV then has one head, as wide as a latent
 
     def shard(self, rank: int, size: int) -> Self:
-        """See `ModelConfig.shard`. Each rank has a part of the columns of every expert."""
+        """See `ModelConfig.shard`. Each rank has a part of the columns of every expert. A norm over all heads is
+        refused: each rank would have to know the others' heads.
+        """
+        if self.wide_qk_norm and size > 1:
+            raise ModelError(f"{size} ranks cannot share heads that have one norm of Q and K for all of them")
         own = ModelConfig.shard(self, rank, size)
         return own if self.experts is None else replace(own, experts=self.experts.shard(size))
 
     @property
     def rotary_dim(self) -> int:
         """Returns how many numbers of a head are rotated."""
-        return self.head_dim if self.latent is None else self.latent.rope_dim
+        return int(self.head_dim * self.partial_rotary_factor) if self.latent is None else self.latent.rope_dim
 
     @property
     def num_planes(self) -> int:
@@ -335,7 +403,9 @@ class DecoderConfig(ModelConfig):
         return 1 / math.sqrt(self.head_dim) if self.attention_multiplier is None else self.attention_multiplier
 
     def rope_of(self, layer: int) -> Rope | None:
-        """Returns the rope of a layer."""
+        """Returns the rope of a layer, None if it has none."""
+        if layer in self.layers_without_rope:
+            return None
         window = self.windows[layer] if self.windows else self.window
         return self.rope if self.local_rope is None or window is None else self.local_rope
 
@@ -348,13 +418,14 @@ def parse_decoder_config(raw: ConfigSettings, architecture: str) -> DecoderConfi
     latent = None if family.latent is None else family.latent(raw)
     if latent is None:
         num_kv_heads, head_dim = _kv_heads(raw, family, num_heads, hidden_size // num_heads)
-        rotary_dim = head_dim
+        partial_rotary_factor = parse_partial_rotary_factor(raw) if family.rope.is_partial else 1.0
+        rotary_dim = int(head_dim * partial_rotary_factor)
     else:
         num_kv_heads, head_dim, rotary_dim = 1, latent.width, latent.rope_dim
+        partial_rotary_factor = 1.0
     max_position_embeddings = raw.integer("max_position_embeddings")
     rope, local_rope = _parse_ropes(raw, family, max_position_embeddings)
-    if isinstance(rope.scaling, FrequencyFactors) and len(rope.scaling.factors) != rotary_dim // 2:
-        raise ModelError(f"config.json: {len(rope.scaling.factors)} factors of the rope, for heads of {rotary_dim}")
+    _check_rotary_dim(rope, rotary_dim)
     is_causal, windows = raw.flag("is_causal", True), family.windows(raw)
     plain = latent is None and family.own_settings is None and not family.attention_sinks
     if not is_causal and not (plain and windows == Windows()):
@@ -388,6 +459,8 @@ def parse_decoder_config(raw: ConfigSettings, architecture: str) -> DecoderConfi
         num_mtp_layers=0 if family.default_mtp_layers is None else _num_mtp_layers(raw, family.default_mtp_layers),
         latent=latent,
         norm_offset=family.norm_offset,
+        wide_qk_norm=family.wide_qk_norm,
+        partial_rotary_factor=partial_rotary_factor,
         activation=family.activation,
         local_rope=local_rope,
         attention_sinks=family.attention_sinks,
@@ -449,7 +522,28 @@ def _parse_ropes(raw: ConfigSettings, family: Family, context: int) -> tuple[Rop
         return parse_ropes_of_types(raw, context, family.default_theta, family.default_local_theta)
     if family.default_rope is not None and not raw.section("rope_scaling") and not raw.section("rope_parameters"):
         return replace(family.default_rope, theta=raw.number("rope_theta", family.default_rope.theta)), None
-    return parse_rope(raw, context, family.default_theta), None
+    rules = family.rope if family.latent is None else ROPE_OF_ALL_LENGTHS
+    return parse_rope(raw, context, family.default_theta, rules), None
+
+
+def _check_rotary_dim(rope: Rope, rotary_dim: int) -> None:
+    """Raises ModelError unless a rope fits heads of which so many numbers are rotated."""
+    if rotary_dim < 2 or rotary_dim % 2:
+        raise ModelError(
+            f"config.json: partial_rotary_factor rotates {rotary_dim} numbers of a head, an even number is needed"
+        )
+    match rope.scaling:
+        case FrequencyFactors(factors):
+            lists = [factors]
+        case LongRopeScaling(short_factors=short, long_factors=long):
+            lists = [short, long]
+        case DynamicScaling() if rotary_dim == 2:
+            raise ModelError("config.json: a dynamic rope needs more than 2 numbers of a head")
+        case _:
+            lists = []
+    for factors in lists:
+        if len(factors) != rotary_dim // 2:
+            raise ModelError(f"config.json: {len(factors)} factors of the rope, for {rotary_dim} numbers of a head")
 
 
 def _has_bias(raw: ConfigSettings, key: str, family: Family) -> bool:

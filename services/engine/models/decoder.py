@@ -4,7 +4,7 @@
     for each layer:  x = x + attention(norm(x));  x = x + mlp(norm(x))
     hidden = norm(x)
 
-Some families norm what attention and MLP add, too: x = x + norm(attention(norm(x))).
+Some families norm what attention and MLP add, beside what they get or instead of it: x = x + norm(attention(x)).
 
 Differences between families are in the parts of their layers and their `DecoderConfig`.
 """
@@ -53,7 +53,8 @@ class Decoder:
         ]
         self._embedding_scale = None
         if config.embedding_scale is not None:
-            self._embedding_scale = torch.tensor(config.embedding_scale, dtype=weights.dtype).item()
+            dtype = weights.dtype if config.rounds_embedding_scale else torch.float32
+            self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
         self._rotate_and_write = attention.rotate_and_write or self._rotate_then_write
         self._is_kernels = weights.is_kernels and attention.writes_by_kernel
         self._own = object()  # identifies this model's recordings
@@ -73,22 +74,24 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Model.logits`."""
-        return self._capped(self._weights.lm_head(hidden))
+        return self._scaled(self._weights.lm_head(hidden))
 
     def all_logits(self, step: ModelInput) -> Tensor:
         """See `Model.all_logits`."""
         if self._weights.lm_head.is_kernel:
-            return self._capped(self._run(step, None, with_logits=True))
+            return self._scaled(self._run(step, None, with_logits=True))
         return self.logits(self._run(step, None, with_logits=False))
 
-    def _capped(self, logits: Tensor) -> Tensor:
-        """Gives logits a soft cap, in place, where the family has one."""
-        cap = self._config.final_softcap
+    def _scaled(self, logits: Tensor) -> Tensor:
+        """Divides logits and gives them a soft cap, in place, where the family does."""
+        cap, scaling = self._config.final_softcap, self._config.logits_scaling
+        if scaling != 1:
+            logits.div_(scaling)
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def _run(self, step: ModelInput, queries: Tensor | None, *, with_logits: bool) -> Tensor:
-        """Returns the output of the last norm for the queries, or their logits before the cap. queries: None for all
-        tokens.
+        """Returns the output of the last norm for the queries, or their logits before they are scaled. queries: None
+        for all tokens.
         """
         weights, plan = self._weights, step.plan
         turns = tuple(rotation(inverse, step.positions, weights.dtype, by) for inverse, by in self._rotations)
@@ -146,7 +149,7 @@ class Decoder:
         return self._end(last, x, attended, _unchanged)
 
     def _write_last_keys(self, normed: Tensor, turns: Turns, plan: Any) -> Tensor:
-        """Computes the last layer's K and V. Returns the output of the norm before them, [T, hidden], unchanged."""
+        """Computes the last layer's K and V. Returns what they are made of, [T, hidden], unchanged."""
         assert self._last is not None
         last = len(self._weights.layers) - 1
         k, v = self._last[1].forward(normed, turns[self._turn_of[last]], self._operations).chunk(2, dim=1)
@@ -161,14 +164,16 @@ class Decoder:
 
     def _first(self, x: Tensor, turns: Turns, plan: Any) -> tuple[Tensor, ...]:
         """Runs the first layer up to its attention."""
-        normed = self._operations.norm(x, self._weights.layers[0].input_norm, self._config.rms_norm_eps)
+        norm = self._weights.layers[0].input_norm
+        normed = x if norm is None else self._operations.norm(x, norm, self._config.rms_norm_eps)
         return self._begin(0, normed, turns, plan)
 
     def _begin(self, index: int, normed: Tensor, turns: Turns, plan: Any) -> tuple[Tensor, ...]:
         """Runs a layer up to its attention. Returns q, k and v, [T, heads or kv_heads, head_dim]."""
         part = self._weights.layers[index].attention
         assert isinstance(part, GroupedAttention)
-        return part.begin(normed, turns[self._turn_of[index]], partial(self._rotate_and_write, plan, index))
+        write = self._rotate_and_write if part.rotates else self._only_write
+        return part.begin(normed, turns[self._turn_of[index]], self._operations, partial(write, plan, index))
 
     def _attend(self, plan: Any, index: int, begun: tuple[Tensor, ...]) -> Tensor:
         """Returns what the queries of `_begin` found, [T, heads, head_dim]."""
@@ -181,6 +186,14 @@ class Decoder:
         """Does the work of `Attention.rotate_and_write` by two operations."""
         config = self._config
         self._operations.rotate(heads[:, : config.num_heads + config.num_kv_heads], cos, signed_sin, weight, eps)
+        return self._only_write(plan, index, heads, cos, signed_sin, None, eps)
+
+    def _only_write(
+        self, plan: Any, index: int, heads: Tensor, _cos: Tensor, _sin: Tensor, weight: Tensor | None, _eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Does the work of `Attention.rotate_and_write` in a layer without rope."""
+        assert weight is None, "heads with norms are rotated"
+        config = self._config
         q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
         self._attention.write(plan, index, k, v)
         return q, k, v
@@ -198,7 +211,7 @@ class Decoder:
         return self._by_rows(x, lambda: then(self._add(index, x, fed)))
 
     def _end_attention(self, index: int, x: Tensor, attended: Tensor) -> Tensor:
-        """Runs a layer from its attention to its MLP: adds to x, and returns the output of the norm before the MLP."""
+        """Runs a layer from its attention to its MLP: adds to x, and returns what the MLP gets."""
         layer = self._weights.layers[index]
         return self._add_normed(x, layer.attention.end(attended), layer.attended_norm, layer.mlp_norm)
 
@@ -206,10 +219,17 @@ class Decoder:
         """Adds an MLP's output to x, and returns the output of the norm after the layer."""
         return self._add_normed(x, fed, self._weights.layers[index].fed_norm, self._norms_after[index])
 
-    def _add_normed(self, x: Tensor, y: Tensor, norm: Tensor | None, next_norm: Tensor) -> Tensor:
-        """Adds y to x, in place, after a norm of its own if there is one. Returns the next norm of the sum."""
+    def _add_normed(self, x: Tensor, y: Tensor, norm: Tensor | None, next_norm: Tensor | None) -> Tensor:
+        """Adds y to x, in place, after a norm of its own if there is one. Returns the next norm of the sum; without
+        one, x.
+        """
         operations, eps = self._operations, self._config.rms_norm_eps
-        return operations.add_norm(x, y if norm is None else operations.norm(y, norm, eps), next_norm, eps)
+        if next_norm is None:
+            assert norm is not None, "a part has a norm before it or after it"
+            operations.add_normed(x, y, norm, eps)
+            return x
+        added = y if norm is None else operations.norm(y, norm, eps)
+        return operations.add_norm(x, added, next_norm, eps, self._config.residual_multiplier)
 
 
 def _unchanged(x: Tensor) -> Tensor:

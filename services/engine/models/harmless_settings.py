@@ -71,8 +71,11 @@ _EMPTY: tuple[object, ...] = (None, {})
 _AT_VALUES: dict[str, tuple[object, ...]] = {
     "add_cross_attention": _OFF,
     "alibi": _OFF,
+    "full_attn_mod": (None, 1),
+    "interpolate_factor": (None, 1),
     "is_causal": (True,),  # `transformers` is of two minds about null
     "is_encoder_decoder": _OFF,
+    "lm_head_bias": _OFF,
     "per_layer_config": _EMPTY,
     "pruned_heads": _EMPTY,
     "qk_layernorm": _OFF,

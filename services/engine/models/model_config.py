@@ -97,6 +97,16 @@ class ModelConfig:
         return 1 / math.sqrt(self.head_dim)
 
     @property
+    def longest_sequence(self) -> int:
+        """Returns how many tokens a sequence may have where more are asked for than the model's positions."""
+        limit = self.max_position_embeddings
+        return limit if self.rope is None else self.rope.longest(limit)
+
+    def for_lengths(self, longest: int) -> Self:
+        """Returns the configuration of a model that serves sequences of so many tokens at most."""
+        return self if self.rope is None else replace(self, rope=self.rope.for_lengths(longest))
+
+    @property
     def layer_windows(self) -> int | tuple[int | None, ...] | None:
         """Returns the window of all layers, or of each layer where they differ."""
         return self.windows or self.window

@@ -29,6 +29,7 @@ from services.engine.models.latent_decoder import LatentDecoder
 from services.engine.models.linear import MakeProduct
 from services.engine.models.model_config import ModelConfig
 from services.engine.models.opt import Opt, load_opt
+from services.engine.models.parts import load_attention, load_gated_mlp
 from services.engine.models.tensor_source import TensorSource
 from services.engine.models.tensors import Tensors, check_tensors
 from services.engine.models.weight_files import WeightFile, safetensors_weights
@@ -65,6 +66,11 @@ ARCHITECTURES = {
     "MixtralForCausalLM": decoder(LayerParts(mlp=partial(load_experts, MIXTRAL))),
     "Qwen2MoeForCausalLM": decoder(LayerParts(mlp=partial(load_experts, QWEN))),
     "Qwen3MoeForCausalLM": decoder(LayerParts(mlp=partial(load_experts, QWEN))),
+    "Phi3ForCausalLM": decoder(
+        LayerParts(
+            attention=partial(load_attention, qkv=("qkv_proj",)), mlp=partial(load_gated_mlp, gate_up=("gate_up_proj",))
+        )
+    ),
     **dict.fromkeys(("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), latent_decoder(_DEEPSEEK)),
     "OPTForCausalLM": Architecture(load_opt, Opt),
     **dict.fromkeys(

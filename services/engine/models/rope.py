@@ -8,12 +8,23 @@ import math
 import torch
 from torch import Tensor
 
-from services.engine.models.rope_settings import FrequencyFactors, LinearScaling, Llama3Scaling, Rope, YarnScaling
+from services.engine.models.rope_settings import (
+    DynamicScaling,
+    FrequencyFactors,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    Rope,
+    YarnScaling,
+)
 
 
-def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
-    """Returns the angle per position of each pair of dimensions, float32[head_dim / 2]."""
-    periods = rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+def inverse_frequencies(rope: Rope, rotary_dim: int) -> Tensor:
+    """Returns the angle per position of each pair of dimensions, float32[rotary_dim / 2]. rotary_dim: the numbers of a
+    head that are rotated.
+    """
+    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
+    periods = rope.theta**exponents
     match rope.scaling:
         case None:
             return 1.0 / periods
@@ -25,20 +36,33 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
             return _yarn(periods, rope.theta, rope.scaling)
         case FrequencyFactors(factors):
             return 1.0 / periods / torch.tensor(factors, dtype=torch.float32)
+        case LongRopeScaling():
+            return 1.0 / (torch.tensor(rope.scaling.factors, dtype=torch.float32) * periods)
+        case DynamicScaling():
+            return 1.0 / _grown(rope.theta, rope.scaling, rotary_dim) ** exponents
 
 
 def magnitude(rope: Rope) -> float:
     """Returns the factor on cosine and sine."""
-    return rope.scaling.attention_factor if isinstance(rope.scaling, YarnScaling) else 1.0
+    return rope.scaling.attention_factor if isinstance(rope.scaling, YarnScaling | LongRopeScaling) else 1.0
 
 
 def rotation(inverse: Tensor, positions: Tensor, dtype: torch.dtype, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Returns cosine and signed sine for `Operations.rotate`, [T, 1, head_dim], of the tokens at
+    """Returns cosine and signed sine for `Operations.rotate`, [T, 1, rotary_dim], of the tokens at
     `positions` (int[T]).
     """
     angles = positions.to(torch.float32)[:, None, None] * inverse
     cos, sin = (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+
+def _grown(theta: float, scaling: DynamicScaling, rotary_dim: int) -> float:
+    """Returns the base with which the slowest wave turns, at the longest sequence's end, as far as at the original
+    context's end when it is interpolated ("NTK-aware" scaling).
+    """
+    context, factor = scaling.original_max_position_embeddings, scaling.factor
+    growth = factor * scaling.longest / context - (factor - 1)
+    return float(theta * growth ** (rotary_dim / (rotary_dim - 2)))
 
 
 def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:

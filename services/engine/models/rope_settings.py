@@ -6,7 +6,7 @@ means nothing for the type is refused by name, as every setting that nobody read
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.engine.models.settings import ConfigSettings
 from services.protocol.model_files.base import ModelError
@@ -50,7 +50,44 @@ class FrequencyFactors:
     factors: tuple[float, ...]  # [head_dim / 2]
 
 
-Scaling = LinearScaling | Llama3Scaling | YarnScaling | FrequencyFactors
+@dataclass(frozen=True, slots=True)
+class DynamicScaling:
+    """Scaling of the base by the length of the longest sequence that is served, beyond the original context ("dynamic
+    NTK").
+
+    `transformers` takes each sequence's own length, and leaves keys as an earlier length had them. Here one base serves
+    all sequences, as in vLLM, since KV is shared by sequences of different lengths. Up to the original context both are
+    the plain rope.
+    """
+
+    factor: float
+    original_max_position_embeddings: int
+    longest: int  # tokens of the longest sequence, at least those of the original context
+
+
+@dataclass(frozen=True, slots=True)
+class LongRopeScaling:
+    """A divisor for each frequency, by one list for sequences within the original context, by another for longer ones
+    (LongRoPE, Ding et al. 2024, arXiv 2402.13753).
+
+    `transformers` chooses by each sequence's length, and computes all KV of a sequence again when it outgrows the
+    original context. Here one list serves all sequences, as in vLLM, since KV is shared by sequences of different
+    lengths: the long one, if any sequence may be so long.
+    """
+
+    short_factors: tuple[float, ...]  # [rotary_dim / 2]
+    long_factors: tuple[float, ...]
+    attention_factor: float  # factor on cosine and sine
+    original_max_position_embeddings: int
+    is_long: bool  # the long list serves
+
+    @property
+    def factors(self) -> tuple[float, ...]:
+        """Returns the list that serves."""
+        return self.long_factors if self.is_long else self.short_factors
+
+
+Scaling = LinearScaling | Llama3Scaling | YarnScaling | FrequencyFactors | DynamicScaling | LongRopeScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +97,61 @@ class Rope:
     theta: float
     scaling: Scaling | None = None
 
+    def for_lengths(self, longest: int) -> "Rope":
+        """Returns the rope of a model that serves sequences of so many tokens at most. KV of one rope is not KV of
+        another.
+        """
+        match self.scaling:
+            case DynamicScaling(_, context, _):
+                return replace(self, scaling=replace(self.scaling, longest=max(longest, context)))
+            case LongRopeScaling():
+                is_long = longest > self.scaling.original_max_position_embeddings
+                return replace(self, scaling=replace(self.scaling, is_long=is_long))
+        return self
 
-def parse_rope(raw: ConfigSettings, max_position_embeddings: int, default_theta: float = 10000.0) -> Rope:
-    """Returns the parameters that config.json's settings describe. Raises ModelError."""
+    def longest(self, max_position_embeddings: int) -> int:
+        """Returns how many tokens a sequence may have where more are asked for than the model's positions."""
+        if isinstance(self.scaling, DynamicScaling):
+            return max(max_position_embeddings, int(max_position_embeddings * self.scaling.factor))
+        return max_position_embeddings
+
+
+@dataclass(frozen=True, slots=True)
+class RopeRules:
+    """The differences of a family in how it reads its rope."""
+
+    is_partial: bool = False  # heeds partial_rotary_factor
+    kinds: tuple[str, ...] | None = None  # that it knows; None: all
+    renamed: tuple[tuple[str, str], ...] = ()  # older names of kinds, and today's
+    default_context: int | None = None  # original_max_position_embeddings of `longrope`; None: max_position_embeddings
+
+
+PLAIN_ROPE = RopeRules()
+
+
+def parse_rope(
+    raw: ConfigSettings, max_position_embeddings: int, default_theta: float = 10000.0, rules: RopeRules = PLAIN_ROPE
+) -> Rope:
+    """Returns the parameters that config.json's settings describe, for sequences of all of the model's positions.
+    Raises ModelError.
+    """
     sections = [raw.section(name) for name in ("rope_scaling", "rope_parameters")]
-    ropes = [_parse(raw, section, max_position_embeddings, default_theta) for section in sections if section]
+    ropes = [_parse(raw, section, max_position_embeddings, default_theta, rules) for section in sections if section]
     if len(set(ropes)) > 1:  # libraries differ in which they take
         raise ModelError("config.json: rope_scaling and rope_parameters differ: remove one of them")
-    return ropes[0] if ropes else _parse(raw, sections[0], max_position_embeddings, default_theta)
+    rope = ropes[0] if ropes else _parse(raw, sections[0], max_position_embeddings, default_theta, rules)
+    return rope.for_lengths(max_position_embeddings)
+
+
+def parse_partial_rotary_factor(raw: ConfigSettings) -> float:
+    """Returns the share of a head's numbers that are rotated, the first ones. Raises ModelError."""
+    sections = [raw.section(name) for name in ("rope_scaling", "rope_parameters")]
+    beside = raw.number("partial_rotary_factor", 1.0)
+    found = {section.number("partial_rotary_factor", beside) for section in sections}
+    if len(found) > 1 or max(found) > 1:
+        shown = next((one for one in (*sections, raw) if one.value("partial_rotary_factor") is not None), raw)
+        raise shown.refusal("partial_rotary_factor", "is not supported (one of at most 1.0)")
+    return found.pop()
 
 
 def parse_ropes_of_types(
@@ -81,11 +165,12 @@ def parse_ropes_of_types(
     types, local_theta = raw.section("rope_parameters"), raw.number("rope_local_base_freq", default_local_theta)
     full, local = types.section("full_attention"), types.section("sliding_attention")
     older = raw.section("rope_scaling")
-    ropes = [_parse(raw, each, max_position_embeddings, default_theta) for each in (full, older) if each]
+    rules = ROPE_OF_ALL_LENGTHS
+    ropes = [_parse(raw, each, max_position_embeddings, default_theta, rules) for each in (full, older) if each]
     if len(set(ropes)) > 1:
         raise ModelError("config.json: rope_scaling and rope_parameters differ: remove one of them")
-    whole = ropes[0] if ropes else _parse(raw, full, max_position_embeddings, default_theta)
-    return whole, _parse(raw, local, max_position_embeddings, default_theta, local_theta)
+    whole = ropes[0] if ropes else _parse(raw, full, max_position_embeddings, default_theta, rules)
+    return whole, _parse(raw, local, max_position_embeddings, default_theta, rules, local_theta)
 
 
 def _parse(
@@ -93,20 +178,28 @@ def _parse(
     section: ConfigSettings,
     max_position_embeddings: int,
     default_theta: float,
+    rules: RopeRules,
     theta: float | None = None,
 ) -> Rope:
     """Returns the parameters of one of the two objects; what it does not have may lie beside it. theta: a base that
     stands above what lies beside it.
     """
     for settings in (raw, section):
-        if settings.number("partial_rotary_factor", 1.0) != 1.0:
+        if not rules.is_partial and settings.number("partial_rotary_factor", 1.0) != 1.0:
             raise settings.refusal("partial_rotary_factor", "is not supported (only 1.0)")
     older = section.text("type")
-    kind = section.text("rope_type", older or "default")
-    if kind not in _KINDS:
-        key = "type" if kind == older else "rope_type"
-        raise section.refusal(key, f"is not supported (supported: {', '.join(_KINDS)})")
+    named = section.text("rope_type", older or "default") or "default"
+    kind = dict(rules.renamed).get(named, named)
+    known = rules.kinds or (*_KINDS, "dynamic", "longrope")
+    if kind not in known:
+        key = "type" if named == older else "rope_type"
+        raise section.refusal(key, f"is not supported (supported: {', '.join(known)})")
     theta = section.number("rope_theta", raw.number("rope_theta", default_theta) if theta is None else theta)
+    match kind:
+        case "dynamic":
+            return Rope(theta, _dynamic(section, max_position_embeddings))
+        case "longrope":
+            return Rope(theta, _longrope(raw, section, max_position_embeddings, rules))
     context = raw.integer(_CONTEXT, max_position_embeddings)
     if raw.value(_CONTEXT) is not None and section.value(_CONTEXT, context) != context:
         raise raw.refusal(_CONTEXT, "differs from that of the rope")  # libraries differ in which they take
@@ -119,6 +212,28 @@ def _none(section: ConfigSettings, context: int) -> None:
 
 def _linear(section: ConfigSettings, context: int) -> LinearScaling:
     return LinearScaling(section.number("factor"))
+
+
+def _dynamic(section: ConfigSettings, max_position_embeddings: int) -> DynamicScaling:
+    return DynamicScaling(section.number("factor"), max_position_embeddings, longest=max_position_embeddings)
+
+
+def _longrope(
+    raw: ConfigSettings, section: ConfigSettings, max_position_embeddings: int, rules: RopeRules
+) -> LongRopeScaling:
+    """Returns the scaling. `transformers` takes the context beside the object first, or the family's own."""
+    context = raw.integer(_CONTEXT, rules.default_context or section.integer(_CONTEXT, max_position_embeddings))
+    if section.integer(_CONTEXT, context) != context:
+        raise section.refusal(_CONTEXT, f"is not supported beside a model's {context}")
+    factor = section.number("factor", max_position_embeddings / context)
+    attention_factor = math.sqrt(1 + math.log(factor) / math.log(context)) if factor > 1 and context > 1 else 1.0
+    return LongRopeScaling(
+        short_factors=_factors(section, "short_factor"),
+        long_factors=_factors(section, "long_factor"),
+        attention_factor=section.number("attention_factor", attention_factor),
+        original_max_position_embeddings=context,
+        is_long=False,
+    )
 
 
 def _llama3(section: ConfigSettings, context: int) -> Llama3Scaling:
@@ -145,10 +260,14 @@ def _yarn(section: ConfigSettings, context: int) -> YarnScaling:
 
 
 def _frequency_factors(section: ConfigSettings, context: int) -> FrequencyFactors:
-    factors = section.value("factors")
+    return FrequencyFactors(_factors(section, "factors"))
+
+
+def _factors(section: ConfigSettings, key: str) -> tuple[float, ...]:
+    factors = section.value(key)
     if not isinstance(factors, list | tuple) or not all(isinstance(each, int | float) and each > 0 for each in factors):
-        raise ModelError("config.json: factors of the rope is no list of positive numbers")
-    return FrequencyFactors(tuple(map(float, factors)))
+        raise section.refusal(key, "is no list of positive numbers")
+    return tuple(map(float, factors))
 
 
 def _attention_factor(section: ConfigSettings) -> float:
@@ -174,6 +293,8 @@ _KINDS: dict[str, Callable[[ConfigSettings, int], Scaling | None]] = {
     "yarn": _yarn,
     "frequency_factors": _frequency_factors,
 }
+
+ROPE_OF_ALL_LENGTHS = RopeRules(kinds=tuple(_KINDS))  # of a family whose rope cannot depend on the longest sequence
 
 # Of a config.json that says nothing of a rope.
 GPT_OSS_ROPE = Rope(

@@ -6,9 +6,11 @@ Shapes = dict[str, tuple[int, ...]]  # by tensors' names
 
 
 class Share(NamedTuple):
-    """The part of a tensor that a rank reads: tensor[rows, columns]; None: all of them."""
+    """The part of a tensor that a rank reads: tensor[rows, columns]; None: all of them. Several pieces of rows become
+    one below the other.
+    """
 
-    rows: slice | None = None
+    rows: tuple[slice, ...] | None = None
     columns: slice | None = None
 
 
@@ -25,7 +27,7 @@ def linear_shapes(name: str, out: int, hidden: int, bias: bool) -> Shapes:
 
 def shares_of_outputs(name: str, outputs: range, bias: bool) -> Shares:
     """Returns the shares of one linear layer's tensors that make these outputs."""
-    share = Share(rows=slice(outputs.start, outputs.stop))
+    share = Share(rows=(slice(outputs.start, outputs.stop),))
     weight: Shares = {f"{name}.weight": share}
     return weight | {f"{name}.bias": share} if bias else weight
 

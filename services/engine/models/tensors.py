@@ -106,7 +106,8 @@ class Tensors:
     def _read(self, name: str) -> Tensor:
         share = self._share(name)
         assert share is not None, f"{name} is another rank's"
-        tensor = self._source.read(name, self.dtype, share.rows, share.columns)
+        pieces = [self._source.read(name, self.dtype, rows, share.columns) for rows in share.rows or (None,)]
+        tensor = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         self._on_read(tensor.nbytes)
         return tensor
 

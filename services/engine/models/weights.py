@@ -22,12 +22,12 @@ class LayerParts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
-    """One decoder layer. Norms, [hidden], are RMSNorms."""
+    """One decoder layer. Norms, [hidden], are RMSNorms; None: the family has none at this place."""
 
-    input_norm: Tensor
+    input_norm: Tensor | None
     attention: AttentionPart
-    attended_norm: Tensor | None  # of what attention adds to a token; None: there is no such norm
-    mlp_norm: Tensor
+    attended_norm: Tensor | None  # of what attention adds to a token
+    mlp_norm: Tensor | None
     mlp: Mlp
     fed_norm: Tensor | None  # of what the MLP adds
 
@@ -65,16 +65,16 @@ def load_decoder(tensors: Tensors, config: DecoderConfig, parts: LayerParts) -> 
 def _load_layer(tensors: Tensors, config: DecoderConfig, parts: LayerParts, layer: int) -> LayerWeights:
     prefix, norms = layer_prefix(layer), FAMILIES[config.architecture].norms
 
-    def norm(name: str) -> Tensor:
-        return load_norm(tensors, config, f"{prefix}{name}")
+    def norm(name: str | None) -> Tensor | None:
+        return None if name is None else load_norm(tensors, config, f"{prefix}{name}")
 
     return LayerWeights(
         input_norm=norm(norms.before_attention),
         attention=parts.attention(tensors, config, layer),
-        attended_norm=None if norms.after_attention is None else norm(norms.after_attention),
+        attended_norm=norm(norms.after_attention),
         mlp_norm=norm(norms.before_mlp),
         mlp=parts.mlp(tensors, config, layer),
-        fed_norm=None if norms.after_mlp is None else norm(norms.after_mlp),
+        fed_norm=norm(norms.after_mlp),
     )
 
 

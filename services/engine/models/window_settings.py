@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.engine.models.settings import ConfigSettings
+from services.engine.models.smollm3_settings import layers_without_rope
 from services.protocol.model_files.base import ModelError
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -37,6 +38,12 @@ def window_of_all_layers(raw: ConfigSettings, default: int | None = 4096) -> Win
     return Windows(window)
 
 
+def window_shorter_than_context(raw: ConfigSettings) -> Windows:
+    """Returns Phi-3's window: `sliding_window` in all layers, if it hides anything."""
+    window = window_of_all_layers(raw, default=None).widest
+    return Windows(None if window is None or window >= raw.integer("max_position_embeddings") else window)
+
+
 def window_if_used(raw: ConfigSettings) -> Windows:
     """Returns the window of Qwen3-MoE: `sliding_window` in all layers, if `use_sliding_window` says so."""
     raw.disregard("sliding_window", "max_window_layers")
@@ -66,6 +73,18 @@ def windows_of_marked_layers(raw: ConfigSettings, slides: Callable[[int, int], b
         return Windows()
     num_layers, most = raw.integer("num_hidden_layers"), raw.integer("max_window_layers", 28, least=0)
     derived = [_SLIDING if slides(layer, most) else _FULL for layer in range(num_layers)]
+    return _of_types(raw, layer_types(raw) or derived, window)
+
+
+def windows_of_layers_without_rope(raw: ConfigSettings) -> Windows:
+    """Returns SmolLM3's windows, if `use_sliding_window` says so, by `layer_types`, or of layers without rope."""
+    raw.disregard("sliding_window", "max_window_layers")
+    window = raw.nullable_integer("sliding_window") if raw.flag("use_sliding_window") else None
+    if window is None:
+        _require_layer_types(raw, _FULL)
+        return Windows()
+    num_layers, without = raw.integer("num_hidden_layers"), layers_without_rope(raw)
+    derived = [_SLIDING if layer in without else _FULL for layer in range(num_layers)]
     return _of_types(raw, layer_types(raw) or derived, window)
 
 

@@ -17,6 +17,7 @@ from services.engine.models.dummy import dummy_id
 from services.engine.models.kv_scales import KvScales, read_kv_scales, unit_scales
 from services.engine.models.model_config import DTYPES, ModelConfig, layout_of
 from services.engine.models.registry import open_tensors, stored_dtype, weight_files
+from services.engine.models.rope_settings import DynamicScaling, LongRopeScaling
 from services.engine.models.tensor_source import TensorSource
 from services.engine.models.weight_files import weights_id
 from services.engine.runner.model_check import check_options, wanted_len
@@ -97,6 +98,7 @@ def plan_load(engine: EngineConfig) -> LoadPlan:
         device = _CPU
     check_options(engine, config)
     longest = wanted_len(engine, config)
+    config = config.for_lengths(longest)
     dtype, dtype_notices = _dtype(engine, config, device)
     _check_fp8(engine, config, dtype)
     _check_latent(config, device)
@@ -111,7 +113,7 @@ def plan_load(engine: EngineConfig) -> LoadPlan:
         wanted_len=longest,
         eos_token_ids=eos_token_ids,
         gpu_memory_fraction=0.0 if device == _CPU else _memory_fraction(engine),
-        notices=(*eos_notices, *dtype_notices, *scale_notices),
+        notices=(*eos_notices, *dtype_notices, *scale_notices, *_rope_notices(config, longest)),
     )
 
 
@@ -122,6 +124,20 @@ def _ends_of_answers(files: ModelFiles, config: ModelConfig) -> tuple[tuple[int,
     strange = [str(id) for id in ids if id not in tokens]
     notice = f"no answer ends with eos_token_id {', '.join(strange)}: vocab_size is {config.vocab_size}"
     return tokens, (notice,) if strange else ()
+
+
+def _rope_notices(config: ModelConfig, longest: int) -> tuple[str, ...]:
+    """Returns what a person should hear of a rope that depends on the longest sequence."""
+    scaling = None if config.rope is None else config.rope.scaling
+    if isinstance(scaling, LongRopeScaling) and scaling.is_long:
+        context = scaling.original_max_position_embeddings
+        return (
+            f"the rope's long factors serve all sequences, short ones too, since max_model_len {longest} is beyond its "
+            f"original {context}; with --max-model-len {context} the short factors do",
+        )
+    if isinstance(scaling, DynamicScaling) and scaling.longest > scaling.original_max_position_embeddings:
+        return (f"the rope's base is the one for {longest} tokens, for all sequences, short ones too",)
+    return ()
 
 
 def kv_layout(config: ModelConfig, block_size: int, dtype: torch.dtype) -> KvLayout:

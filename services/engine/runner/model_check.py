@@ -60,10 +60,9 @@ def check_options(engine: EngineConfig, config: ModelConfig) -> None:
 
 def wanted_len(engine: EngineConfig, config: ModelConfig) -> int:
     """Returns the tokens of the longest sequence, if the pool has room for them. Raises ModelError."""
-    limit = config.max_position_embeddings
     if engine.max_model_len is None:
-        return limit
-    if engine.max_model_len > limit:
+        return config.max_position_embeddings
+    if engine.max_model_len > (limit := config.longest_sequence):
         raise ModelError(f"max_model_len {engine.max_model_len} is more than the model's {limit} positions")
     return engine.max_model_len
 

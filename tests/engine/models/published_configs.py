@@ -379,6 +379,37 @@ _OPT: dict[str, Any] = {
     "vocab_size": 50272,
     "word_embed_proj_dim": 768,
 }
+_PHI3: dict[str, Any] = {
+    "_name_or_path": "Phi-3-mini-4k-instruct",
+    "architectures": ["Phi3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"},
+    "bos_token_id": 1,
+    "embd_pdrop": 0.0,
+    "eos_token_id": 32000,
+    "hidden_act": "silu",
+    "hidden_size": 3072,
+    "initializer_range": 0.02,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 4096,
+    "model_type": "phi3",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "original_max_position_embeddings": 4096,
+    "pad_token_id": 32000,
+    "resid_pdrop": 0.0,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "sliding_window": 2047,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.40.2",
+    "use_cache": True,
+    "vocab_size": 32064,
+}
 
 _BERT: dict[str, Any] = {
     "architectures": ["BertModel"],
@@ -532,6 +563,25 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "Moonlight": _DEEPSEEK_V3
     | {"q_lora_rank": None, "num_attention_heads": 16, "num_key_value_heads": 16, "n_group": 1, "topk_group": 1}
     | {"n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6, "rope_scaling": None},
+    "Granite 4.1": _LLAMA
+    | {"architectures": ["GraniteForCausalLM"], "model_type": "granite", "hidden_size": 2560, "mlp_bias": False}
+    | {"attention_multiplier": 0.015625, "embedding_multiplier": 12, "residual_multiplier": 0.22, "logits_scaling": 10}
+    | {"num_attention_heads": 40, "num_key_value_heads": 8, "rope_theta": 1e7, "tie_word_embeddings": True},
+    "OLMo 2": _LLAMA
+    | {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "rope_theta": 500000, "vocab_size": 100352},
+    "SmolLM3": _LLAMA
+    | {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "max_window_layers": 28, "mlp_bias": False}
+    | {"no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0] * 9, "num_hidden_layers": 36, "rope_theta": 5e6}
+    | {"sliding_window": None, "use_sliding_window": False, "layer_types": ["full_attention"] * 36},
+    "Phi 3, 4k": _PHI3,
+    "Phi 3, 128k, of its first day": _PHI3
+    | {"rope_scaling": {"type": "su", "short_factor": [1.05] * 48, "long_factor": [1.08] * 48}}
+    | {"max_position_embeddings": 131072, "sliding_window": 262144},
+    "Phi 4 mini": _PHI3
+    | {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [32.03] * 48}}
+    | {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False}
+    | {"num_attention_heads": 24, "num_key_value_heads": 8, "partial_rotary_factor": 0.75, "sliding_window": 262144}
+    | {"max_position_embeddings": 131072, "tie_word_embeddings": True, "vocab_size": 200064},
     "OPT": _OPT,
     "OPT 350m": _OPT | {"do_layer_norm_before": False, "hidden_size": 1024, "num_attention_heads": 16, "ffn_dim": 4096},
     "OPT, by transformers 4.40": _OPT | {"enable_bias": True, "layer_norm_elementwise_affine": True},

@@ -26,6 +26,32 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("longest", [100, 128, 129, 500])
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_a_rope_of_the_longest_sequence_is_that_of_transformers_for_it(kind: str, longest: int) -> None:
+    """Within the original context of 128 tokens, and beyond it."""
+    lists = {"short_factor": [1.0 + 0.1 * i for i in range(8)], "long_factor": [1.0 + i for i in range(8)]}
+    more = {"factor": 4.0} if kind == "dynamic" else lists | {"original_max_position_embeddings": 128}
+    parameters: dict[str, Any] = {"rope_type": kind, "rope_theta": 5e5, **more}
+    positions = 128 if kind == "dynamic" else 512
+    config = LlamaConfig(
+        head_dim=16,
+        hidden_size=48,
+        num_attention_heads=3,
+        max_position_embeddings=positions,
+        rope_parameters=dict(parameters),
+    )
+    cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.arange(longest)[None])
+    parsed = parse_rope(ConfigSettings({"rope_parameters": parameters}), positions)
+    rope = parsed.for_lengths(longest)
+    assert (rope == parsed.for_lengths(10)) == (longest <= 128), "its KV is another's"
+    found_cos, found_sin = rotation(
+        inverse_frequencies(rope, 16), torch.arange(longest), torch.float32, magnitude(rope)
+    )
+    torch.testing.assert_close(found_cos[:, 0], cos[0], atol=2e-5, rtol=0)
+    torch.testing.assert_close(found_sin[:, 0, 8:], sin[0, :, 8:], atol=2e-5, rtol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", PARAMETERS)
 @pytest.mark.parametrize("head_dim", [16, 128])

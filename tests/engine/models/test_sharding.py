@@ -42,6 +42,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss": ("gpt_oss", {}),
     "mixtral": ("mixtral", {"num_local_experts": 3}),
     "qwen2-moe-dense-first": ("qwen2_moe", {"mlp_only_layers": [0]}),
+    "granite-biases": ("granite", {"attention_bias": True, "mlp_bias": True}),
+    "phi3-fused": ("phi3", {"tie_word_embeddings": True}),
     "opt": ("opt", {"tie_word_embeddings": True}),
     "opt-norm-after-projected": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
     "opt-no-bias": ("opt", {"enable_bias": False}),
