@@ -116,7 +116,7 @@ def clamped_swiglu(gate_up: Tensor, limit: float, alpha: float) -> Tensor:
 
 
 def packed_experts(experts: Experts, down: Tensor) -> ExpertsKernel | None:
-    """See `MakeExperts`; for a CPU."""
+    """Makes room for experts in a CPU's kernels: see `MakeExperts`."""
     from services.engine.kernels.cpu.packed_experts import PackedExperts, RoutingNumbers, can_pack
     from services.engine.kernels.cpu.routing import Scores
 

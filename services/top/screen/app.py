@@ -43,8 +43,8 @@ class Top(App[str]):
         Binding("2", "tab('links')", "Links", show=False),
         Binding("3", "tab('requests')", "Requests", show=False),
         Binding("4", "tab('events')", "Events", show=False),
-        Binding("s", "sort", "Sort"),
-        Binding("S", "turn", "Turn"),
+        Binding("s", "sort('next')", "Sort"),
+        Binding("S", "sort('turned')", "Turn"),
         Binding("slash", "filter", "Filter"),
         Binding("escape", "close_filter", "All", show=False),
         Binding("d", "drain", "Drain"),
@@ -168,13 +168,12 @@ class Top(App[str]):
         if not self._filter.has_class("open"):
             self._list().focus()
 
-    def action_sort(self) -> None:
-        """Sorts the list by its next column."""
-        self._say(f"sorted by: {self._list().sort_by_next()}")
-
-    def action_turn(self) -> None:
-        """Turns the order of the list."""
-        self._list().turn_order()
+    def action_sort(self, how: str) -> None:
+        """Sorts the list by its next column, or turns its order."""
+        if how == "turned":
+            self._list().turn_order()
+        else:
+            self._say(f"sorted by: {self._list().sort_by_next()}")
 
     def action_filter(self) -> None:
         """Opens the field for a filter."""

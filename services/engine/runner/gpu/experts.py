@@ -8,7 +8,9 @@ from services.engine.models.experts_config import Experts
 
 
 def stacked_experts(experts: Experts, down: Tensor) -> StackedExperts:
-    """See `MakeExperts`; for a GPU. down: one expert's second weight, [hidden, width]."""
+    """Makes room for experts in a GPU's kernels, as `MakeExperts` says. down: one expert's second weight, [hidden,
+    width].
+    """
     choice = Choice(
         experts.num_experts,
         experts.top_k,
