@@ -7,9 +7,11 @@ from services.engine.models.encoder_config import EncoderConfig
 from services.engine.models.model_config import ModelConfig
 from services.engine.models.opt_config import OptConfig
 from services.engine.models.rope_settings import (
+    DynamicScaling,
     FrequencyFactors,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     Rope,
     Scaling,
     YarnScaling,
@@ -20,6 +22,8 @@ _SCALINGS: dict[type[Scaling], str] = {
     Llama3Scaling: "llama3",
     YarnScaling: "yarn",
     FrequencyFactors: "factors by frequency",
+    DynamicScaling: "dynamic",
+    LongRopeScaling: "longrope",
 }
 
 
@@ -122,6 +126,9 @@ def _norms(config: ModelConfig) -> str:
             return f"LayerNorm, {'before' if config.is_modern else 'after'} attention and MLP"
         case DecoderConfig():
             norms = FAMILIES[config.architecture].norms
-            has_after = norms.after_attention is not None or norms.after_mlp is not None
-            return f"RMSNorm, before{' and after' if has_after else ''} attention and MLP"
+            has = {
+                "before": norms.before_attention or norms.before_mlp,
+                "after": norms.after_attention or norms.after_mlp,
+            }
+            return f"RMSNorm, {' and '.join(_those(has))} attention and MLP"
     return "RMSNorm, before attention and MLP"
