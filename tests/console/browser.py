@@ -170,10 +170,10 @@ class Browser:
         self.drain()
         return {urlsplit(url).netloc for url in self.asked if url.startswith("http")}
 
-    def picture(self, path: Path) -> None:
-        """Writes a picture of the whole page, however long it is."""
+    def picture(self, path: Path, height: int | None = None) -> None:
+        """Writes a picture of the page: of so many pixels from its top, or of the whole, however long it is."""
         size = self.command("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": height or size["height"], "scale": 1}
         shot = self.command("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
         path.write_bytes(base64.b64decode(shot["data"]))
 
