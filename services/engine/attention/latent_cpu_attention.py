@@ -95,8 +95,9 @@ class LatentCpuAttention:
         """See `Attention.kernel_inputs`."""
         if self._kernels is None or plan.expanded is not None:
             return None
-        numbers, tensors = plan.absorbed.kernel_inputs()
-        return numbers, (plan.offsets, *plan.outputs, *tensors)
+        tiles: TilePlan = plan.absorbed
+        numbers, tensors = tiles.kernel_inputs()
+        return (tiles.tables.stride(0), *numbers), (plan.offsets, *plan.outputs, tiles.tables, *tensors)
 
     def write(self, plan: LatentPlan, layer: int, kv: Tensor, turn: tuple[Tensor, Tensor], norm: Tensor) -> None:
         """See `LatentAttention.write`."""

@@ -24,7 +24,7 @@ class TilePlan:
     passes: list[Tiles]  # computed one after the other
 
     def kernel_inputs(self) -> KernelInputs:
-        """See `SeveralPlan.kernel_inputs`."""
+        """Returns the inputs of the passes, without the tables: whoever has the plan names these once."""
         numbers: list[int] = []
         tensors: list[Tensor] = []
         for tiles in self.passes:
