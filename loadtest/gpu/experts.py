@@ -8,7 +8,8 @@ import torch
 from loadtest.gpu.card import Card, kernel_s
 from loadtest.tables import Record
 from services.engine.kernels.gpu.experts import ExpertStacks, grouped_mlp
-from services.engine.kernels.gpu.routing import Choice, route
+from services.engine.kernels.gpu.routing import route
+from services.engine.kernels.routing_numbers import RoutingNumbers
 
 _TOKENS = (1, 16, 64, 512, 4096)
 
@@ -18,14 +19,14 @@ class Layer:
     """The experts of one layer of a published model."""
 
     name: str
-    choice: Choice
+    choice: RoutingNumbers
     hidden: int
     width: int
 
 
 LAYERS = (
-    Layer("Qwen3-30B-A3B", Choice(128, 8, normalized=True), 2048, 768),
-    Layer("Mixtral-8x7B", Choice(8, 2, normalized=True), 4096, 14336),
+    Layer("Qwen3-30B-A3B", RoutingNumbers(128, 8, normalized=True), 2048, 768),
+    Layer("Mixtral-8x7B", RoutingNumbers(8, 2, normalized=True), 4096, 14336),
 )
 
 

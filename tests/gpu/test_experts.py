@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from services.engine.kernels.gpu.experts import ExpertStacks, grouped_mlp
-from services.engine.kernels.gpu.routing import Choice, route
+from services.engine.kernels.gpu.routing import route
+from services.engine.kernels.routing_numbers import RoutingNumbers
 from tests.gpu.checks import experts as checks
 
 
@@ -17,7 +18,7 @@ def test_experts_and_their_products_are_those_of_float64(device: torch.device, s
 
 
 def test_of_equal_scores_those_of_lower_numbers_are_chosen(device: torch.device) -> None:
-    chosen, weights = route(torch.zeros(2, 6, device=device), Choice(6, 3))
+    chosen, weights = route(torch.zeros(2, 6, device=device), RoutingNumbers(6, 3))
 
     assert chosen.tolist() == [[0, 1, 2]] * 2
     torch.testing.assert_close(weights, torch.full((2, 3), 1 / 6, device=device))
@@ -41,7 +42,7 @@ def test_a_token_s_result_does_not_depend_on_the_others(device: torch.device) ->
 def test_numbers_that_are_not_finite_stay_with_their_token(device: torch.device) -> None:
     logits = torch.zeros(2, 8, device=device)
     logits[1] = torch.nan
-    chosen, weights = route(logits, Choice(8, 2, normalized=True))
+    chosen, weights = route(logits, RoutingNumbers(8, 2, normalized=True))
     x, gate_up, down = (torch.ones(*shape, device=device) for shape in ((2, 16), (8, 32, 16), (8, 16, 16)))
 
     y = grouped_mlp(x, chosen, weights, ExpertStacks(gate_up, down))

@@ -12,7 +12,7 @@ from loadtest.gpu import cascade, correctness, decode, experts, peer, prefill, w
 from loadtest.gpu.bench_model import FP8, BenchModel, load
 from loadtest.gpu.card import Card
 from loadtest.gpu.shapes import LLAMA_3_8B, OPT_125M
-from services.engine.kernels.gpu.routing import Choice
+from services.engine.kernels.routing_numbers import RoutingNumbers
 from services.engine.runner.gpu.device import CudaDevice, HostDevice
 from tests.loadtest.tiny_shapes import TINY_LLAMA
 from tests.machine import NO_GPU, needs
@@ -57,7 +57,7 @@ def test_kv_that_does_not_fit_is_skipped_with_its_size_and_tried_in_fp8(model: B
 
 
 def test_experts_read_each_that_was_chosen_once(model: BenchModel) -> None:
-    layer = experts.Layer("tiny", Choice(4, 4), 32, 16)  # all of them, whatever the logits are
+    layer = experts.Layer("tiny", RoutingNumbers(4, 4), 32, 16)  # all of them, whatever the logits are
 
     def seconds_of(body: Callable[[], object]) -> float:
         body()

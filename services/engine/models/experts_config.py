@@ -5,18 +5,10 @@ needs torch.
 """
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
+from services.engine.kernels.routing_numbers import RoutingNumbers, Scores
 from services.engine.models.settings import ConfigSettings
 from services.protocol.model_files.base import ModelError
-
-
-class Scoring(StrEnum):
-    """The ways from an expert's logit to the score that a token's choice and weights follow."""
-
-    SOFTMAX = "softmax"  # over all experts
-    SIGMOID = "sigmoid"
-    SOFTMAX_OF_CHOSEN = "softmax of the chosen"  # logits choose; the softmax is over the chosen experts alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +19,7 @@ class Experts:
     top_k: int
     intermediate_size: int  # columns between the two products of one expert
     layers: tuple[int, ...]  # those that have experts; the others have one MLP
-    scoring: Scoring = Scoring.SOFTMAX
+    scores: Scores = Scores.SOFTMAX
     normalized: bool = False  # the chosen experts' weights are divided by their sum
     scaling: float = 1.0  # factor on the weights
     num_groups: int = 1  # of experts that are next to each other
@@ -42,7 +34,7 @@ class Experts:
     swiglu_alpha: float = 1.702
 
     def __post_init__(self) -> None:
-        assert self.scoring is Scoring.SIGMOID or not (self.corrected or self.sums_best_two), "logits order the others"
+        assert self.scores is Scores.SIGMOID or not (self.corrected or self.sums_best_two), "logits order the others"
         of_group = self.num_experts // self.num_groups
         if self.num_experts % self.num_groups or (self.sums_best_two and of_group < 2):
             raise ModelError(f"config.json: {self.num_experts} experts cannot be in {self.num_groups} groups (n_group)")
@@ -51,6 +43,25 @@ class Experts:
                 f"config.json: {self.top_k} experts of each token cannot be chosen from {self.groups_kept} groups of "
                 f"{of_group}, of {self.num_experts} experts (num_experts_per_tok, n_group, topk_group)"
             )
+
+    @property
+    def routing(self) -> RoutingNumbers:
+        """Returns the numbers that choose, for kernels."""
+        return RoutingNumbers(
+            self.num_experts,
+            self.top_k,
+            self.scores,
+            self.normalized,
+            self.scaling,
+            self.num_groups,
+            self.groups_kept,
+            self.sums_best_two,
+        )
+
+    @property
+    def clamp(self) -> tuple[float, float] | None:
+        """Returns limit and alpha of `clamped_swiglu`; None: experts compute SiLU(gate) * up."""
+        return None if self.swiglu_limit is None else (self.swiglu_limit, self.swiglu_alpha)
 
     def shard(self, size: int) -> "Experts":
         """Returns the experts as one of `size` ranks has them: all of them, with a part of their columns. Raises
@@ -132,7 +143,7 @@ def deepseek_v3_experts(raw: ConfigSettings, num_layers: int) -> Experts:
         top_k=raw.integer("num_experts_per_tok", 8),
         intermediate_size=size,
         layers=tuple(range(first, num_layers)),
-        scoring=Scoring.SIGMOID,
+        scores=Scores.SIGMOID,
         normalized=raw.flag("norm_topk_prob", True),
         scaling=raw.number("routed_scaling_factor", 2.5),
         num_groups=raw.integer("n_group", 8),
@@ -154,7 +165,7 @@ def gpt_oss_experts(raw: ConfigSettings, num_layers: int) -> Experts:
         top_k=top_k,
         intermediate_size=raw.integer("intermediate_size"),
         layers=tuple(range(num_layers)),
-        scoring=Scoring.SOFTMAX_OF_CHOSEN,
+        scores=Scores.SOFTMAX_OF_CHOSEN,
         biases=True,
         swiglu_limit=raw.number("swiglu_limit", 7.0),
         swiglu_alpha=raw.number("swiglu_alpha", 1.702),

@@ -98,10 +98,8 @@ class GroupedMlp:
     def _feed(self, expert: int, x: Tensor, silu_mul: Callable[[Tensor], Tensor]) -> Tensor:
         """Returns what an expert makes of some tokens, [N, hidden]."""
         gate_up, down = self._gate_ups[expert], self._downs[expert]
-        limit = self._experts.swiglu_limit
-        if limit is None:
-            return down(gate_up.gated(x, silu_mul))
-        return down(clamped_swiglu(gate_up(x), limit, self._experts.swiglu_alpha))
+        clamp = self._experts.clamp
+        return down(gate_up.gated(x, silu_mul) if clamp is None else clamped_swiglu(gate_up(x), *clamp))
 
 
 def clamped_swiglu(gate_up: Tensor, limit: float, alpha: float) -> Tensor:
@@ -117,21 +115,9 @@ def clamped_swiglu(gate_up: Tensor, limit: float, alpha: float) -> Tensor:
 
 def packed_experts(experts: Experts, down: Tensor) -> ExpertsKernel | None:
     """Makes room for experts in a CPU's kernels: see `MakeExperts`."""
-    from services.engine.kernels.cpu.packed_experts import PackedExperts, RoutingNumbers, can_pack
-    from services.engine.kernels.cpu.routing import Scores
+    from services.engine.kernels.cpu.packed_experts import PackedExperts, can_pack
 
-    numbers = RoutingNumbers(
-        scoring=Scores(experts.scoring.value),
-        num_experts=experts.num_experts,
-        top_k=experts.top_k,
-        num_groups=experts.num_groups,
-        groups_kept=experts.groups_kept,
-        sums_best_two=experts.sums_best_two,
-        normalized=experts.normalized,
-        scaling=experts.scaling,
-    )
     hidden, width = down.shape
-    if not can_pack(numbers, hidden, down.dtype):
+    if not can_pack(experts.routing, hidden, down.dtype):
         return None
-    clamp = None if experts.swiglu_limit is None else (experts.swiglu_limit, experts.swiglu_alpha)
-    return PackedExperts(numbers, hidden, width, down.dtype, clamp)
+    return PackedExperts(experts.routing, hidden, width, down.dtype, experts.clamp)

@@ -6,7 +6,8 @@ All of it is in float32. Of experts with equal scores, those with lower numbers 
 import torch
 from torch import Tensor
 
-from services.engine.models.experts_config import Experts, Scoring
+from services.engine.kernels.routing_numbers import Scores
+from services.engine.models.experts_config import Experts
 
 _LEAST_SUM = 1e-20  # keeps weights finite where all scores are 0
 
@@ -17,26 +18,26 @@ def route(logits: Tensor, experts: Experts, correction: Tensor | None = None) ->
     logits: [T, num_experts]. correction: float32[num_experts], added to scores for the choice alone, if `corrected`.
     """
     logits = logits.to(torch.float32)
-    scores = _scores(logits, experts.scoring)
+    scores = _scores(logits, experts.scores)
     # A softmax keeps the order of its logits, but for what is rounded to equal numbers.
-    ranked = scores if experts.scoring is Scoring.SIGMOID else logits
+    ranked = scores if experts.scores is Scores.SIGMOID else logits
     if correction is not None:
         ranked = scores + correction
     if experts.groups_kept < experts.num_groups:
         ranked = _in_best_groups(ranked, experts)
     chosen = _best(ranked, experts.top_k)
     weights = scores.gather(1, chosen)
-    if experts.scoring is Scoring.SOFTMAX_OF_CHOSEN:
+    if experts.scores is Scores.SOFTMAX_OF_CHOSEN:
         weights = weights.softmax(dim=1)
     if experts.normalized:
         weights = weights / (weights.sum(dim=1, keepdim=True) + _LEAST_SUM)
     return chosen, weights * experts.scaling
 
 
-def _scores(logits: Tensor, scoring: Scoring) -> Tensor:
-    if scoring is Scoring.SOFTMAX:
+def _scores(logits: Tensor, kind: Scores) -> Tensor:
+    if kind is Scores.SOFTMAX:
         return logits.softmax(dim=1)
-    return logits.sigmoid() if scoring is Scoring.SIGMOID else logits
+    return logits.sigmoid() if kind is Scores.SIGMOID else logits
 
 
 def _in_best_groups(ranked: Tensor, experts: Experts) -> Tensor:

@@ -11,14 +11,15 @@ from torch.nn import functional
 from services.engine.kernels.cpu.matmul import padded
 from services.engine.kernels.cpu.packed_experts import PackedExperts
 from services.engine.kernels.cpu.recording import empty_rows
-from services.engine.models.experts_config import Experts, Scoring
+from services.engine.kernels.routing_numbers import Scores
+from services.engine.models.experts_config import Experts
 from services.engine.models.grouped_mlp import ExpertWeights, GroupedMlp, packed_experts
 from services.engine.models.routing import route
 
 BOTH = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 SOFTMAX = Experts(num_experts=8, top_k=3, intermediate_size=48, layers=(0,), normalized=True)
 V3 = Experts(
-    num_experts=24, top_k=4, intermediate_size=10, layers=(0,), scoring=Scoring.SIGMOID, normalized=True, scaling=2.5,
+    num_experts=24, top_k=4, intermediate_size=10, layers=(0,), scores=Scores.SIGMOID, normalized=True, scaling=2.5,
     num_groups=6, groups_kept=2, sums_best_two=True, corrected=True,
 )  # fmt: skip
 ROUTINGS = {
@@ -27,7 +28,7 @@ ROUTINGS = {
     "in-groups": replace(SOFTMAX, num_groups=4, groups_kept=2),
     "all-of-them": replace(SOFTMAX, top_k=8),
     "v3": V3,
-    "gpt-oss": replace(SOFTMAX, scoring=Scoring.SOFTMAX_OF_CHOSEN, normalized=False, num_experts=65, top_k=17),
+    "gpt-oss": replace(SOFTMAX, scores=Scores.SOFTMAX_OF_CHOSEN, normalized=False, num_experts=65, top_k=17),
 }
 
 

@@ -22,9 +22,9 @@ from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeTopKRouter
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
+from services.engine.kernels.routing_numbers import Scores
 from services.engine.models.experts_config import (
     Experts,
-    Scoring,
     deepseek_v2_experts,
     deepseek_v3_experts,
     gpt_oss_experts,
@@ -106,7 +106,7 @@ def test_weights_are_those_of_transformers(family: str, settings: dict[str, Any]
 
 
 def test_a_correction_changes_the_choice_and_no_weight() -> None:
-    experts = Experts(num_experts=4, top_k=1, intermediate_size=1, layers=(0,), scoring=Scoring.SIGMOID, corrected=True)
+    experts = Experts(num_experts=4, top_k=1, intermediate_size=1, layers=(0,), scores=Scores.SIGMOID, corrected=True)
     chosen, weights = route(torch.tensor([[3.0, 1.0, 0.0, -1.0]]), experts, torch.tensor([0.0, 0.0, 5.0, 0.0]))
     assert (chosen.tolist(), weights.tolist()) == ([[2]], [[0.5]])
 
@@ -119,9 +119,7 @@ def test_of_equal_scores_lower_numbers_are_chosen() -> None:
 
 
 def test_scores_of_nothing_but_0_leave_finite_weights() -> None:
-    experts = Experts(
-        num_experts=4, top_k=2, intermediate_size=1, layers=(0,), scoring=Scoring.SIGMOID, normalized=True
-    )
+    experts = Experts(num_experts=4, top_k=2, intermediate_size=1, layers=(0,), scores=Scores.SIGMOID, normalized=True)
     assert route(torch.full((1, 4), -200.0), experts)[1].tolist() == [[0.0, 0.0]]
 
 

@@ -4,21 +4,22 @@ import torch
 from torch import Tensor
 
 from services.engine.kernels.gpu.experts import ExpertStacks, grouped_mlp
-from services.engine.kernels.gpu.routing import Choice, route
+from services.engine.kernels.gpu.routing import route
+from services.engine.kernels.routing_numbers import RoutingNumbers, Scores
 from tests.gpu.checks.buffers import within
 from tests.gpu.checks.errors import compare, exactly
 from tests.gpu.checks.result import Check
 from tests.gpu.checks.source import DTYPES, Source, cases
 
 _CHOICES = (
-    Choice(8, 2, normalized=True),
-    Choice(60, 4),
-    Choice(64, 8, normalized=True),
-    Choice(3, 3, "sigmoid"),
-    Choice(32, 4, "softmax of the chosen"),
-    Choice(160, 6, num_groups=8, groups_kept=3, scaling=16.0),
-    Choice(256, 8, "sigmoid", True, 2.5, 8, 4, True),
-    Choice(21, 5, "sigmoid", True, 1.5, 7, 3, True),
+    RoutingNumbers(8, 2, normalized=True),
+    RoutingNumbers(60, 4),
+    RoutingNumbers(64, 8, normalized=True),
+    RoutingNumbers(3, 3, Scores.SIGMOID),
+    RoutingNumbers(32, 4, Scores.SOFTMAX_OF_CHOSEN),
+    RoutingNumbers(160, 6, num_groups=8, groups_kept=3, scaling=16.0),
+    RoutingNumbers(256, 8, Scores.SIGMOID, True, 2.5, 8, 4, True),
+    RoutingNumbers(21, 5, Scores.SIGMOID, True, 1.5, 7, 3, True),
 )
 
 
@@ -40,12 +41,12 @@ def _route(source: Source, name: str) -> list[Check]:
     ]
 
 
-def _chosen(logits: Tensor, choice: Choice, correction: Tensor | None) -> tuple[Tensor, Tensor]:
+def _chosen(logits: Tensor, choice: RoutingNumbers, correction: Tensor | None) -> tuple[Tensor, Tensor]:
     """Computes experts and weights token by token, from the words of the papers."""
     of_group = choice.num_experts // choice.num_groups
     chosen, weights = [], []
     for row in logits:
-        scores = {"softmax": row.softmax(0), "sigmoid": row.sigmoid()}.get(choice.scoring, row)
+        scores = {"softmax": row.softmax(0), Scores.SIGMOID: row.sigmoid()}.get(choice.scores, row)
         ranked = (scores if correction is None else scores + correction.double()).tolist()
         groups = [sorted(ranked[g * of_group : (g + 1) * of_group], reverse=True) for g in range(choice.num_groups)]
         sizes = [sum(group[: 2 if choice.sums_best_two else 1]) for group in groups]
@@ -53,7 +54,7 @@ def _chosen(logits: Tensor, choice: Choice, correction: Tensor | None) -> tuple[
         allowed = [expert for expert in range(choice.num_experts) if expert // of_group in kept]
         best = sorted(allowed, key=lambda expert: -ranked[expert])[: choice.top_k]
         own = scores[best]
-        if choice.scoring == "softmax of the chosen":
+        if choice.scores == Scores.SOFTMAX_OF_CHOSEN:
             own = own.softmax(0)
         chosen.append(best)
         weights.append((own / own.sum() if choice.normalized else own) * choice.scaling)

@@ -6,13 +6,17 @@ import torch
 from torch import Tensor
 
 from services.engine.kernels.gpu.experts import ExpertStacks, grouped_mlp
-from services.engine.kernels.gpu.routing import Choice, route
+from services.engine.kernels.gpu.routing import route
+from services.engine.kernels.routing_numbers import RoutingNumbers, Scores
 from tests.gpu.compiled import Variant, of_launch
 
 
 def variants() -> list[Variant]:
     """See `tests.gpu.compiled`."""
-    qwen, deepseek = Choice(128, 8, normalized=True), Choice(256, 8, "sigmoid", True, 2.5, 8, 4, True)
+    qwen, deepseek = (
+        RoutingNumbers(128, 8, normalized=True),
+        RoutingNumbers(256, 8, Scores.SIGMOID, True, 2.5, 8, 4, True),
+    )
     return [
         *of_launch("route 8 of 128", lambda: route(_empty(7, 128), qwen)),
         *of_launch("route 8 of 256 in groups", lambda: route(_empty(7, 256), deepseek, _empty(256))),

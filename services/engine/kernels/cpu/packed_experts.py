@@ -1,6 +1,5 @@
 """The experts of a layer by kernels, with their weights packed in panels; and the kernel that chooses among them."""
 
-from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -13,28 +12,15 @@ from services.engine.kernels.cpu import grouped_matmul, routing
 from services.engine.kernels.cpu.grouped_matmul import Epilogue
 from services.engine.kernels.cpu.matmul import MOST_ROWS, SCRATCH_BYTES, WEIGHTS, padded
 from services.engine.kernels.cpu.register_tiles import COLUMNS
-from services.engine.kernels.cpu.routing import MOST_CHOSEN, MOST_EXPERTS, PLAN_WORDS, Scores
+from services.engine.kernels.cpu.routing import MOST_CHOSEN, MOST_EXPERTS, PLAN_WORDS
 from services.engine.kernels.cpu.team import Kernel, Team, float_argument, the_team
+from services.engine.kernels.routing_numbers import RoutingNumbers, Scores
 
 # Most panels of an item, fewer if threads would have too few items to share evenly; and items for each thread, at
 # least, as for a single product.
 _MOST_PANELS, _LEAST_ITEMS = 12, 8
 _LINE_WORDS = 16
 _DTYPES = (torch.bfloat16, torch.float32)
-
-
-@dataclass(frozen=True, slots=True)
-class RoutingNumbers:
-    """The numbers of `make_route`."""
-
-    scoring: Scores
-    num_experts: int
-    top_k: int
-    num_groups: int
-    groups_kept: int
-    sums_best_two: bool
-    normalized: bool
-    scaling: float
 
 
 class Choice(NamedTuple):
@@ -122,7 +108,7 @@ class PackedExperts:
         team, numbers, num_pairs = the_team(), self._numbers, len(logits) * self._numbers.top_k
         choice = Choice(_line(team, num_pairs, torch.int32), _line(team, num_pairs, torch.float32), numbers.top_k)
         team.run(
-            _route_kernel(str(logits.dtype).removeprefix("torch."), numbers.scoring),
+            _route_kernel(str(logits.dtype).removeprefix("torch."), numbers.scores),
             len(logits),
             logits.data_ptr(),
             logits.stride(0),
@@ -250,8 +236,8 @@ def _product_kernel(dtype: str, epilogue: Epilogue) -> Kernel:
 
 
 @cache
-def _route_kernel(dtype: str, scoring: Scores) -> Kernel:
-    return routing.make_route(dtype, scoring)
+def _route_kernel(dtype: str, scores: Scores) -> Kernel:
+    return routing.make_route(dtype, scores)
 
 
 @cache

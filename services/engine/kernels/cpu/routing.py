@@ -8,7 +8,6 @@ expert, and the weighted sum of what a token's experts made of it.
 The expert of a block is data, so that a recorded step serves any choice.
 """
 
-from enum import Enum
 from typing import Any
 
 from numba import float32, int32
@@ -26,6 +25,7 @@ from services.engine.kernels.cpu.intrinsics import (
 )
 from services.engine.kernels.cpu.per_item import per_item, places
 from services.engine.kernels.cpu.vectors import LANES, divide, load_floats, multiply_add, spread, store_floats
+from services.engine.kernels.routing_numbers import Scores
 
 MOST_EXPERTS, MOST_CHOSEN = 512, 64
 PLAN_WORDS = 3  # of a block, after the first word
@@ -33,16 +33,8 @@ _LEAST_SUM = float32(1e-20)  # keeps weights finite where all scores are 0
 _NEVER = float32(-3e38)
 
 
-class Scores(Enum):
-    """The ways from logits to scores: see `Scoring` of the models."""
-
-    SOFTMAX = "softmax"
-    SIGMOID = "sigmoid"
-    SOFTMAX_OF_CHOSEN = "softmax of the chosen"
-
-
 @per_item
-def make_route(dtype: str, scoring: Scores) -> Any:
+def make_route(dtype: str, scores: Scores) -> Any:
     """Makes a kernel that chooses each token's experts, the best first, and of equal ones the first. An item is a
     token.
 
@@ -57,7 +49,7 @@ def make_route(dtype: str, scoring: Scores) -> Any:
         "logits stride chosen weights num_experts top_k num_groups groups_kept sums_best_two correction normalized "
         "scaling"
     )
-    is_sigmoid, of_all = scoring is Scores.SIGMOID, scoring is Scores.SOFTMAX
+    is_sigmoid, of_all = scores is Scores.SIGMOID, scores is Scores.SOFTMAX
 
     @njit(error_model="numpy")
     def exponentials(values: int, count: int, highest: float) -> float:

@@ -1,30 +1,17 @@
 """The choice of each token's experts in Triton. A program has one token; all of it is in float32."""
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from services.engine.kernels.routing_numbers import RoutingNumbers, Scores
+
 _LEAST_SUM: tl.constexpr = tl.constexpr(1e-20)  # keeps weights finite where all scores are 0
 _SOFTMAX, _SIGMOID, _SOFTMAX_OF_CHOSEN = range(3)
 
 
-class Choice(NamedTuple):
-    """The numbers that a token's experts are chosen by. Their meaning is that of `Experts` (experts_config.py)."""
-
-    num_experts: int
-    top_k: int
-    scoring: str = "softmax"  # a `Scoring`
-    normalized: bool = False
-    scaling: float = 1.0
-    num_groups: int = 1
-    groups_kept: int = 1
-    sums_best_two: bool = False
-
-
-_SCORINGS = {"softmax": _SOFTMAX, "sigmoid": _SIGMOID, "softmax of the chosen": _SOFTMAX_OF_CHOSEN}
+_SCORINGS = {Scores.SOFTMAX: _SOFTMAX, Scores.SIGMOID: _SIGMOID, Scores.SOFTMAX_OF_CHOSEN: _SOFTMAX_OF_CHOSEN}
 
 
 @triton.jit
@@ -104,31 +91,31 @@ def route_kernel(
     tl.store(weights + token * TOP_K + slots, own * SCALING, mask=in_use)
 
 
-def route(logits: Tensor, choice: Choice, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def route(logits: Tensor, numbers: RoutingNumbers, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Returns each token's experts, int32[T, top_k], the best first, and their weights, float32[T, top_k].
 
     logits: [T, num_experts], whose rows may lie apart. correction: [num_experts], added to scores for the choice alone.
     """
-    num_tokens, of_group = len(logits), choice.num_experts // choice.num_groups
-    chosen = torch.empty((num_tokens, choice.top_k), dtype=torch.int32, device=logits.device)
-    weights = torch.empty((num_tokens, choice.top_k), dtype=torch.float32, device=logits.device)
+    num_tokens, of_group = len(logits), numbers.num_experts // numbers.num_groups
+    chosen = torch.empty((num_tokens, numbers.top_k), dtype=torch.int32, device=logits.device)
+    weights = torch.empty((num_tokens, numbers.top_k), dtype=torch.float32, device=logits.device)
     route_kernel[(num_tokens,)](
         logits,
         correction,
         chosen,
         weights,
         logits.stride(0),
-        SCALING=choice.scaling,
-        SCORING=_SCORINGS[choice.scoring],
-        NORMALIZED=choice.normalized,
-        TOP_K=choice.top_k,
-        SLOTS=triton.next_power_of_2(choice.top_k),
-        NUM_GROUPS=choice.num_groups,
-        GROUPS=triton.next_power_of_2(choice.num_groups),
-        GROUPS_KEPT=choice.groups_kept,
+        SCALING=numbers.scaling,
+        SCORING=_SCORINGS[numbers.scores],
+        NORMALIZED=numbers.normalized,
+        TOP_K=numbers.top_k,
+        SLOTS=triton.next_power_of_2(numbers.top_k),
+        NUM_GROUPS=numbers.num_groups,
+        GROUPS=triton.next_power_of_2(numbers.num_groups),
+        GROUPS_KEPT=numbers.groups_kept,
         GROUP_SIZE=of_group,
         SIZE=triton.next_power_of_2(of_group),
-        SUMS_BEST_TWO=choice.sums_best_two,
-        num_warps=1 if choice.num_experts <= 64 else 4,
+        SUMS_BEST_TWO=numbers.sums_best_two,
+        num_warps=1 if numbers.num_experts <= 64 else 4,
     )
     return chosen, weights

@@ -4,22 +4,23 @@ import torch
 from torch import Tensor
 
 from services.engine.kernels.gpu.experts import ExpertStacks, grouped_mlp
-from services.engine.kernels.gpu.routing import Choice, route
+from services.engine.kernels.gpu.routing import route
+from services.engine.kernels.routing_numbers import RoutingNumbers
 
 
 class StackedExperts:
     """The MLPs of all experts of a layer. `put` brings the weights of each."""
 
     def __init__(
-        self, choice: Choice, hidden: int, width: int, like: Tensor, swiglu: tuple[float, float] | None
+        self, numbers: RoutingNumbers, hidden: int, width: int, like: Tensor, swiglu: tuple[float, float] | None
     ) -> None:
         """width: columns between the two products. like: a tensor of the weights' dtype and device. swiglu: see
         `grouped_mlp`.
         """
-        self._choice = choice
+        self._numbers = numbers
         self._swiglu = swiglu
         self._stacks = ExpertStacks(
-            like.new_empty(choice.num_experts, 2 * width, hidden), like.new_empty(choice.num_experts, hidden, width)
+            like.new_empty(numbers.num_experts, 2 * width, hidden), like.new_empty(numbers.num_experts, hidden, width)
         )
 
     def put(
@@ -43,7 +44,7 @@ class StackedExperts:
 
     def choose(self, logits: Tensor, correction: Tensor | None) -> tuple[Tensor, Tensor]:
         """Returns each token's experts and weights, see `route`."""
-        return route(logits, self._choice, correction)
+        return route(logits, self._numbers, correction)
 
     def __call__(self, x: Tensor, choice: tuple[Tensor, Tensor], shared: Tensor | None, gate: Tensor | None) -> Tensor:
         """Returns the weighted sum of what each token's experts make of it, [T, hidden].
