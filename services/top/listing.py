@@ -12,6 +12,7 @@ from services.top.view import View
 
 JSON_VERSION = 1  # raised where a field changes its meaning or goes; further fields may come
 KINDS = ("workers", "links", "requests")
+_MOST_TICKS = 3  # the first has no rates, and the second may come too soon after it
 
 
 @dataclass(slots=True)
@@ -26,16 +27,17 @@ class Snapshot:
 async def take_snapshot(client: GatewayClient, *, with_rates: bool = False) -> Snapshot:
     """Reads a feed up to its first tick. Raises GatewayError.
 
-    with_rates: up to the second one, a second later, where there are workers whose tokens a second the first one has
-    not: a gateway compares ticks, and makes them only while somebody listens.
+    with_rates: up to the first tick that has the tokens a second of its workers, or the third one: a gateway compares
+    ticks that are not too near each other, and makes them only while somebody listens.
     """
-    snapshot = Snapshot()
+    snapshot, ticks_left = Snapshot(), _MOST_TICKS if with_rates else 1
     async with aclosing(client.feed()) as feed:
         async for told, data in feed:
             snapshot.view.take(told)
             if isinstance(told, Tick):
-                is_second, snapshot.tick = bool(snapshot.tick), data
-                if is_second or not (with_rates and any(worker.tokens_per_s is None for worker in told.workers)):
+                snapshot.tick = data
+                ticks_left -= 1
+                if not ticks_left or all(worker.tokens_per_s is not None for worker in told.workers):
                     break
             elif isinstance(told, Rows | Hello):
                 rows = data["rows"] if isinstance(told, Rows) else data.get("requests", ())
