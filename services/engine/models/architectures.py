@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from services.engine.models.config import FAMILIES, decoder_shapes, decoder_shares, parse_decoder_config
+from services.engine.models.decoder_settings import decoder_shapes, decoder_shares, parse_decoder_config
 from services.engine.models.encoder_config import ENCODERS, encoder_shares
+from services.engine.models.families import FAMILIES
 from services.engine.models.model_config import ModelConfig, Shard
 from services.engine.models.opt_config import opt_shapes, opt_shares, parse_opt_config
 from services.engine.models.settings import ConfigSettings

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 
-from services.engine.models.config import FAMILIES, DecoderConfig
+from services.engine.models.config import DecoderConfig
 from services.engine.models.encoder_config import EncoderConfig
+from services.engine.models.families import FAMILIES
 from services.engine.models.model_config import ModelConfig
 from services.engine.models.opt_config import OptConfig
 from services.engine.models.rope_settings import (

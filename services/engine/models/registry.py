@@ -15,12 +15,12 @@ from services.engine.kernels.base import Operations
 from services.engine.models.architectures import shapes_of, shares_of
 from services.engine.models.base import Model, Weights
 from services.engine.models.checkpoint import Checkpoint
-from services.engine.models.config import FAMILIES
 from services.engine.models.decoder import Decoder
 from services.engine.models.dummy import DummyTensors
 from services.engine.models.encoder import Encoder, load_bert, load_modernbert
 from services.engine.models.expert_tensors import DEEPSEEK, GPT_OSS, MIXTRAL, QWEN
 from services.engine.models.experts import load_experts
+from services.engine.models.families import FAMILIES
 from services.engine.models.gguf_stored import gguf_weights
 from services.engine.models.gguf_tensors import GgufTensors
 from services.engine.models.grouped_mlp import MakeExperts

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.engine.models.config import FAMILIES, DecoderConfig, layer_prefix
+from services.engine.models.config import DecoderConfig, layer_prefix
+from services.engine.models.families import FAMILIES
 from services.engine.models.linear import Linear
 from services.engine.models.parts import AttentionPart, Mlp, load_attention, load_gated_mlp, load_norm
 from services.engine.models.tensors import Tensors

@@ -11,9 +11,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from services.config import DeviceKind, Kernels
 from services.config.engine import EngineConfig
 from services.engine.models import architectures, registry
-from services.engine.models import config as models_config
-from services.engine.models.config import FAMILIES, DecoderConfig, PartTensors, layer_prefix
+from services.engine.models.config import DecoderConfig, layer_prefix
+from services.engine.models.families import FAMILIES
 from services.engine.models.model_config import Shard
+from services.engine.models.part_tensors import PartTensors
 from services.engine.models.parts import ReluMlp
 from services.engine.models.shapes import Shapes, Shares, linear_shapes, shares_of_inputs, shares_of_outputs
 from services.engine.models.tensors import Tensors
@@ -61,7 +62,7 @@ def test_a_family_with_another_mlp_adds_that_part(
         "PlainForCausalLM",
         replace(FAMILIES["LlamaForCausalLM"], mlp=PartTensors(plain_shapes, plain_shares)),
     )
-    monkeypatch.setitem(models_config.FAMILIES, name, family)
+    monkeypatch.setitem(FAMILIES, name, family)
     shape = architectures.SHAPES["LlamaForCausalLM"]
     monkeypatch.setitem(architectures.SHAPES, name, shape)
     monkeypatch.setitem(registry.ARCHITECTURES, name, registry.decoder(LayerParts(mlp=load_plain)))
