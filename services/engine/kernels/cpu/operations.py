@@ -207,22 +207,29 @@ class PagedKernels:
         )
 
 
-class PagedTileKernels:
-    """`PagedTiles` by a compiled kernel."""
+class _TileKernel:
+    """The tile kernel over one pool, with the arguments that are the same in each call."""
 
-    def __init__(self, pool: Tensor, layout: KvLayout, group: int, scoring: Scoring) -> None:
+    def __init__(self, pool: Tensor, layout: KvLayout, attention: TileAttentionKernel, scoring: Scoring) -> None:
         self._team = the_team()
         self._pool = pool
         self._layout = layout
+        self._attention = attention
         self._scoring = _ScoringArguments(scoring)
-        shape = layout.dtype, layout.head_dim, group, layout.block_size
-        self._attention = _compiled_tiles(*shape, capped=scoring.softcap is not None)
-        self._scratch = np.empty(self._team.max_threads * self._attention.scratch_bytes + 64, dtype=np.uint8)
-        self.max_tokens = self._attention.max_tokens
+        self._scratch = np.empty(self._team.max_threads * attention.scratch_bytes + 64, dtype=np.uint8)
 
-    def attend(self, layer: int, q: Tensor, out: Tensor, lse: Tensor, tiles: Tiles, tables: Tensor) -> None:
-        """See `PagedTiles.attend`."""
-        layout, pool = self._layout, self._pool
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        outputs: tuple[Tensor, Tensor],
+        tiles: Tiles,
+        tables: Tensor,
+        rope: Tensor | None = None,
+        at_a_time: int | None = None,
+    ) -> None:
+        """Runs the kernel for all tiles and KV heads. outputs: out and lse. rope: of latents, the rotated part of q."""
+        layout, pool, (out, lse) = self._layout, self._pool, outputs
         self._team.run(
             self._attention.kernel,
             len(tiles.rows) * layout.num_kv_heads,
@@ -246,9 +253,24 @@ class PagedTileKernels:
             *self._scoring.of_layer(layer),
             self._attention.config.ctypes.data,
             _on_border(self._scratch),
-            0,
-            0,
+            0 if rope is None else rope.data_ptr(),
+            0 if rope is None else rope.stride(0),
+            at_a_time=at_a_time,
         )
+
+
+class PagedTileKernels:
+    """`PagedTiles` by a compiled kernel."""
+
+    def __init__(self, pool: Tensor, layout: KvLayout, group: int, scoring: Scoring) -> None:
+        shape = layout.dtype, layout.head_dim, group, layout.block_size
+        attention = _compiled_tiles(*shape, capped=scoring.softcap is not None)
+        self._tiles = _TileKernel(pool, layout, attention, scoring)
+        self.max_tokens = attention.max_tokens
+
+    def attend(self, layer: int, q: Tensor, out: Tensor, lse: Tensor, tiles: Tiles, tables: Tensor) -> None:
+        """See `PagedTiles.attend`."""
+        self._tiles.attend(layer, q, (out, lse), tiles, tables)
 
 
 class LatentKernels:
@@ -258,13 +280,11 @@ class LatentKernels:
         self._team = the_team()
         self._pool = pool
         self._layout = layout
-        self._num_heads = num_heads
         self._rank, self._rope_dim = layout.head_dim - rope_dim, rope_dim
-        self._scoring = _ScoringArguments(Scoring(scale))
         self._store = _compiled("make_store_latent", layout.dtype)
-        self._attention = _compiled_tiles(layout.dtype, self._rank, num_heads, layout.block_size, rope_dim)
-        self._scratch = np.empty(self._team.max_threads * self._attention.scratch_bytes + 64, dtype=np.uint8)
-        self.max_tokens = self._attention.max_tokens
+        attention = _compiled_tiles(layout.dtype, self._rank, num_heads, layout.block_size, rope_dim)
+        self._tiles = _TileKernel(pool, layout, attention, Scoring(scale))
+        self.max_tokens = attention.max_tokens
 
     def store(
         self, layer: int, offsets: Tensor, kv: Tensor, turn: tuple[Tensor, Tensor], norm: Tensor, eps: float
@@ -296,44 +316,7 @@ class LatentKernels:
     ) -> None:
         """See `LatentPaged.attend`."""
         for tiles in passes:
-            self._attend(layer, queries, outputs, tiles, tables)
-
-    def _attend(
-        self,
-        layer: int,
-        queries: tuple[Tensor, Tensor],
-        outputs: tuple[Tensor, Tensor],
-        tiles: Tiles,
-        tables: Tensor,
-    ) -> None:
-        (q, q_rope), (out, lse), pool = queries, outputs, self._pool
-        self._team.run(
-            self._attention.kernel,
-            len(tiles.rows),
-            1,
-            q.data_ptr(),
-            q.stride(0),
-            out.data_ptr(),
-            lse.data_ptr(),
-            tiles.tokens.data_ptr(),
-            tiles.limits.data_ptr(),
-            tiles.starts.data_ptr(),
-            tiles.rows.data_ptr(),
-            tiles.first_keys.data_ptr(),
-            tables.data_ptr(),
-            tables.stride(0),
-            _at_layer(pool, self._layout, layer),
-            pool.stride(0),
-            pool.stride(1),
-            int(tiles.begun),
-            tiles.window,
-            *self._scoring.of_layer(layer),
-            self._attention.config.ctypes.data,
-            _on_border(self._scratch),
-            q_rope.data_ptr(),
-            q_rope.stride(0),
-            at_a_time=1,
-        )
+            self._tiles.attend(layer, queries[0], outputs, tiles, tables, queries[1], at_a_time=1)
 
 
 def _decodes_by_amx(layout: KvLayout, group: int) -> bool:
