@@ -226,6 +226,7 @@ class Decoder:
         operations, eps = self._operations, self._config.rms_norm_eps
         if next_norm is None:
             assert norm is not None, "a part has a norm before it or after it"
+            assert self._config.residual_multiplier == 1, "what has no norm after it is added as it is"
             operations.add_normed(x, y, norm, eps)
             return x
         added = y if norm is None else operations.norm(y, norm, eps)
