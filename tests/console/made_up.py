@@ -138,6 +138,7 @@ class MadeUpFeed:
             "draining": False,
             "available_blocks": 2008 - max(0, used),
             "quarantined_blocks": 40,
+            "kv_token_bytes": 16_384,
             "num_blocks": 2048,
             "vocab_size": 32_000,
             "knows": [],

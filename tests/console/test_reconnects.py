@@ -1,5 +1,6 @@
 """A console whose gateway goes away says so, and goes on by itself when it is back."""
 
+import re
 import signal
 import time
 
@@ -26,8 +27,11 @@ def test_a_feed_that_ends_is_told_and_followed_again(browser: Browser):
     browser.wait_for(".feed-words", "next try in")
     assert " old, " in browser.texts(".feed-words")[0]
     assert len(browser.all("article.card[data-role]")) == feed.num_prefill + feed.num_decode
+    browser.wait_until(
+        lambda: re.search(r"next try in ([6-9]|\d\d) s", browser.texts(".feed-words")[0]), "a late next try"
+    )
     with serving(feed, port):
-        browser.press("Try now")
+        browser.press("Try now")  # which is there until that try
         assert browser.driver.switch_to.active_element.get_attribute("class") == "feed"  # the button is gone
         browser.wait_for(".feed .badge", "live")
         assert browser.errors(CUT_OFF) == []

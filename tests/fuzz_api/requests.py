@@ -73,6 +73,9 @@ _SCHEMAS: list[Any] = [
 ]
 _KNOWN: dict[str, list[Any]] = {
     "model": ["m", "other"],
+    "query": ["Hi", "", {"text": "Hi"}, ["Hi"], "a b " * 400],
+    "text_1": ["Hi", ["a", "b"], ["a"] * 1025, [{"text": "a"}], []],
+    "documents": [["a", "b"], [{"text": "a"}], [], ["a"] * 1025, [""]],
     "prompt": ["Hi", "", [5, 6], [[5], [6]], ["a", "b"], [], [-1], [10**6], [2**40], ["a"] * 1025, [[]], "a b " * 400],
     "messages": [
         [{"role": "user", "content": "Hi"}],
@@ -169,11 +172,13 @@ class HttpRequest:
 _SCALARS = st.sampled_from(_EDGES) | st.sampled_from(_TEXTS) | st.floats(allow_nan=False, allow_infinity=False)
 _LISTS = st.lists(_SCALARS, max_size=3) | st.dictionaries(st.sampled_from(_TEXTS), _SCALARS, max_size=3)
 _VALUES = _SCALARS | _SCALARS | _LISTS | st.lists(_LISTS, max_size=2)
-_PROMPTS: tuple[str, ...] = ("prompt", "messages", "tokens", "input", "texts", "token_ids")
+_PROMPTS: tuple[str, ...] = ("prompt", "messages", "tokens", "input", "texts", "token_ids", "query", "text_1")
 _NEEDED: dict[str, dict[str, Any]] = {
     "/v1/messages": {"max_tokens": 5},
     "/v1/chat/completions/batch": {"messages": [[{"role": "user", "content": "Hi"}]] * 2},
     "/inference/v1/generate": {"sampling_params": {}},
+    **{path: {"documents": ["a", "b"]} for path in ("/v1/rerank", "/v2/rerank", "/rerank")},
+    **{path: {"text_2": ["a", "b"]} for path in ("/v1/score", "/score")},
 }
 _BYTES = st.binary(max_size=8)
 _BAD_BYTES = st.sampled_from([b"[" * 70, b'{"a":' * 70, b"9" * 400, b"\xff", b"\\ud800"])

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 
 import psutil
@@ -104,7 +105,7 @@ async def test_a_job_that_nobody_waits_for_ends(processes: SideProcesses) -> Non
     job = await started(processes, FOREVER)
     (busy,) = busy_ones(processes)
     job.cancel()
-    while busy.is_running() and busy.status() != psutil.STATUS_ZOMBIE:
+    while is_alive(busy):
         await asyncio.sleep(0.01)
     assert await render(processes, "y") == {"text": "y"}
 
@@ -128,7 +129,7 @@ async def test_a_process_that_is_killed_fails_its_job_alone(processes: SideProce
     killed = jobs_of(processes)
     for each in killed:
         each.kill()
-    while any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in killed):
+    while any(is_alive(each) for each in killed):
         await asyncio.sleep(0.01)
     with pytest.raises(NoJobs):  # it was not its own fault
         await job
@@ -197,6 +198,13 @@ async def renders(processes: SideProcesses) -> bool:
         return False
 
 
+def is_alive(process: psutil.Process) -> bool:
+    """Also tells False for one that goes while it is looked at."""
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 def zombies_of(forker: psutil.Process) -> list[psutil.Process]:
     return [each for each in forker.children() if each.status() == psutil.STATUS_ZOMBIE]
 
@@ -209,7 +217,7 @@ async def test_a_forker_that_is_killed_is_replaced(processes: SideProcesses) -> 
     os.kill(first, signal.SIGKILL)
     with pytest.raises(Exception, match=r"^$"):
         await job
-    while any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in left):
+    while any(is_alive(each) for each in left):
         await asyncio.sleep(0.01)
     assert await render(processes, "y") == {"text": "y"}
     assert processes.forker_pid != first
