@@ -156,6 +156,8 @@ def marked(path: str, value: Any, number: int) -> Any:
     match value:
         case str():
             return FORMS.get(path, FORMS.get(key, "text-{}")).format(number)
+        case float() if key == "ttftObjective":  # 0.95 or more
+            return float(f"0.95{number}")
         case float():
             return number / 1e5
         case int() | None:

@@ -146,7 +146,8 @@ class Bench:
             before, lse_before, _ = self.expected(step, step.begun)
             out.copy_(before)
             lse.copy_(lse_before)
-        scratch, used = self.kernel._scratch, self.kernel._attention.scratch_bytes
+        kernel = self.kernel._tiles if isinstance(self.kernel, operations.PagedTileKernels) else self.kernel
+        scratch, used = kernel._scratch, kernel._attention.scratch_bytes
         scratch.fill(POISON)
         self.attend(step, out, lse)
         begin = operations._on_border(scratch) - scratch.ctypes.data
