@@ -99,7 +99,12 @@ def small_failures(dtype: torch.dtype, most: int | None, seed: int) -> Iterator[
     operations, rotate = test_small.test_they_compute_what_torch_computes, test_small.test_heads_are_rotated_in_place
     cases = [
         *(partial(operations, _SMALL_ROWS, width) for width in beside(*range(LANES, max(HEAD_DIMS) + 1, LANES))),
-        *(partial(rotate, head_dim, *norm) for head_dim in HEAD_DIMS for norm in _NORMS),
+        *(
+            partial(rotate, head_dim, rotary_dim, *norm)
+            for head_dim in HEAD_DIMS
+            for rotary_dim in (head_dim, head_dim * 3 // 4)
+            for norm in _NORMS
+        ),
         *(partial(test_small.test_masks_leave_no_other_tokens, vocab) for vocab in beside(32, 64, 256)),
     ]
     for case in some_of(cases, most, seed):
