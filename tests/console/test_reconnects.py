@@ -1,7 +1,6 @@
 """A console whose gateway goes away says so, and goes on by itself when it is back."""
 
 import re
-import signal
 import time
 
 import pytest
@@ -56,11 +55,11 @@ def test_a_frozen_gateway_is_told_as_stale(browser: Browser, stack: Stack):
     with stack.serving() as gateway:
         browser.open(console(gateway))
         browser.wait_for(".feed .badge", "live")
-        gateway.process.send_signal(signal.SIGSTOP)
+        gateway.process.freeze()
         try:
             browser.wait_for(".feed .badge", "stale")
             browser.wait_for(".feed-words", "last word")
         finally:
-            gateway.process.send_signal(signal.SIGCONT)
+            gateway.process.thaw()
         browser.wait_for(".feed .badge", "live")
         assert browser.errors(CUT_OFF) == []

@@ -1,9 +1,11 @@
-"""Worker processes without the time that it takes to import torch."""
+"""Processes of Baton without the time that it takes to import what they need."""
 
 import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.reduction import DupFd
+from typing import Any
 
 from services import cli
 from services.process import lifeline
@@ -11,8 +13,8 @@ from tests.forkserver import FORKSERVER
 from tests.pace import pace_engines
 
 
-class WorkerProcess:
-    """`baton prefill` or `baton decode`, at the pace of `tests/pace.py`. It ends with this process.
+class BatonProcess:
+    """`baton gateway`, `prefill` or `decode`, these at the pace of `tests/pace.py`. It ends with this process.
 
     Its environment is this one's, unless another is given. prepare: called in it before it begins.
     """
@@ -23,7 +25,7 @@ class WorkerProcess:
         environment: Mapping[str, str] | None = None,
         prepare: Callable[[], None] | None = None,
     ) -> None:
-        self._process = FORKSERVER.Process(target=_run_baton, args=(arguments, environment, prepare))
+        self._process = FORKSERVER.Process(target=_run_baton, args=(arguments, _Output(), environment, prepare))
         self._process.start()
 
     @property
@@ -51,22 +53,45 @@ class WorkerProcess:
         self._process.kill()
         self._process.join()
 
-    def end(self, timeout_s: float) -> int | None:
-        """SIGTERM; the exit code, or None where it has not ended in time."""
+    def terminate(self) -> None:
+        """SIGTERM."""
         self._process.terminate()
+
+    def wait(self, timeout_s: float) -> int | None:
+        """The exit code, or None where it has not ended in time."""
         self._process.join(timeout_s)
         return self._process.exitcode
+
+    def end(self, timeout_s: float) -> int | None:
+        """SIGTERM; the exit code, or None where it has not ended in time."""
+        self.terminate()
+        return self.wait(timeout_s)
 
     def stop(self) -> None:
         """Ends it, first nicely."""
         self.thaw()
-        self._process.terminate()
-        self._process.join(30)
+        self.end(30)
         self.kill()
 
 
+class _Output:
+    """Where this process writes when it makes this, for a process that the fork server makes."""
+
+    def __getstate__(self) -> list[Any]:
+        return [DupFd(number) for number in (1, 2)]
+
+    def __setstate__(self, files: list[Any]) -> None:
+        for number, file in enumerate(files, start=1):
+            descriptor = file.detach()
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+
+
 def _run_baton(
-    arguments: Sequence[str], environment: Mapping[str, str] | None, prepare: Callable[[], None] | None
+    arguments: Sequence[str],
+    _output: _Output,
+    environment: Mapping[str, str] | None,
+    prepare: Callable[[], None] | None,
 ) -> None:
     """What the console script does, in a process that has been forked already."""
     pace_engines()

@@ -4,8 +4,6 @@ import contextlib
 import json
 import os
 import ssl
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -19,8 +17,7 @@ import openai
 
 from loadtest.ledger import leftovers
 from loadtest.processes import free_ports
-from services.process import lifeline
-from tests.e2e.forked import WorkerProcess
+from tests.e2e.forked import BatonProcess
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 120.0, what: str = "the condition") -> float:
@@ -98,30 +95,32 @@ class Gateway(Endpoint):
     """A gateway process."""
 
     def __init__(
-        self, model: Path, options: list[str], key: str | None = None, trusted: ssl.SSLContext | None = None
+        self,
+        model: Path,
+        options: list[str],
+        key: str | None = None,
+        trusted: ssl.SSLContext | None = None,
+        prepare: Callable[[], None] | None = None,
     ) -> None:
+        """prepare: called in the process before it begins."""
         super().__init__(key, trusted)
+        self._prepare = prepare
         self._arguments = ["gateway", "--model", str(model), "--served-model-name", "tiny"]
         self._arguments += [*self.options, *options]
         self.start()
 
     def start(self) -> None:
         """Starts it, or starts it again. It ends with this process."""
-        command = [sys.executable, "-m", "services.cli", *self._arguments]
-        self.process = subprocess.Popen(command, env=os.environ | lifeline.environment())
+        self.process = BatonProcess(self._arguments, prepare=self._prepare)
 
     def kill(self) -> None:
         """SIGKILL."""
         self.process.kill()
-        self.process.wait()
 
     def close(self) -> None:
         """Ends its client, and it: a connection that was used just now would be kept for the next request."""
         self.client.close()
-        self.process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(30)
-        self.kill()
+        self.process.stop()
 
 
 @dataclass
@@ -137,9 +136,10 @@ class Stack:
     environment: Mapping[str, str] = field(default_factory=dict)  # of the workers, beside that of this process
     mtls: Path | None = None  # has the certificates of each role, in a directory of its name
     prepare: Callable[[], None] | None = None  # called in each worker before it begins
+    prepare_gateway: Callable[[], None] | None = None  # likewise in each gateway
     key: str | None = None  # with all rights at the gateways, where these ask for keys
     trusted: ssl.SSLContext | None = None  # who signed the gateways' certificates for clients, where these have one
-    workers: dict[str, WorkerProcess] = field(default_factory=dict)
+    workers: dict[str, BatonProcess] = field(default_factory=dict)
     gateway: Gateway = field(init=False)
 
     def start(self, name: str, *options: str, prepare: Callable[[], None] | None = None) -> None:
@@ -149,7 +149,7 @@ class Stack:
         arguments += ["--redis-url", self.redis_url, "--advertise-host", "127.0.0.1"] if self.redis_url else []
         arguments += [] if self.mtls is None else ["--mtls", str(self.mtls / arguments[0])]
         arguments += ["--device", "cpu", "--kv-memory", self.kv_memory, *self.options, *options]
-        self.workers[name] = WorkerProcess(arguments, os.environ | self.environment, prepare or self.prepare)
+        self.workers[name] = BatonProcess(arguments, os.environ | self.environment, prepare or self.prepare)
 
     def heal(self) -> None:
         """Starts every worker that has ended, thaws every frozen one, and waits until all are connected."""
@@ -163,7 +163,8 @@ class Stack:
         addresses = ",".join(f"127.0.0.1:{port}" for port in self.ports.values())
         found_by = ["--redis-url", self.redis_url] if self.redis_url else ["--workers", addresses]
         mtls = [] if self.mtls is None else ["--mtls", str(self.mtls / "gateway")]
-        return Gateway(self.model, [*found_by, *mtls, "--handoff", "always", *options], self.key, self.trusted)
+        arguments = [*found_by, *mtls, "--handoff", "always", *options]
+        return Gateway(self.model, arguments, self.key, self.trusted, self.prepare_gateway)
 
     @contextlib.contextmanager
     def running(self, *options: str) -> Iterator[None]:

@@ -20,7 +20,7 @@ from loadtest.processes import free_ports
 from services.launcher import demo_model
 from services.protocol.model_files.open import open_model
 from tests.e2e.corrupted import corrupt_reads
-from tests.e2e.forked import WorkerProcess
+from tests.e2e.forked import BatonProcess
 from tests.e2e.stack import Gateway
 from tests.machine import miss
 
@@ -104,7 +104,7 @@ class Pairs:
 
     path: Path
     ports: list[int] = field(default_factory=lambda: free_ports(3))
-    workers: list[WorkerProcess] = field(default_factory=list)
+    workers: list[BatonProcess] = field(default_factory=list)
     gateways: list[Gateway] = field(default_factory=list)
 
     def start_worker(self, role: str, port: int, damage: tuple[int, int] | None = None) -> None:
@@ -112,7 +112,7 @@ class Pairs:
         arguments = [role, "--model", str(self.path), "--port", str(port), "--device", "cpu", "--dtype", "float32"]
         limits = ["--num-threads", "1", "--kv-memory", "256MiB", "--max-num-batched-tokens", "1024"]
         prepare = None if damage is None else functools.partial(corrupt_reads, *damage)
-        self.workers.append(WorkerProcess([*arguments, *limits], prepare=prepare))
+        self.workers.append(BatonProcess([*arguments, *limits], prepare=prepare))
 
     def gateway(self, decode: int) -> Gateway:
         """A gateway that hands everything off to one decode worker."""

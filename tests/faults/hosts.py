@@ -100,6 +100,7 @@ def connected_hosts(model: Path, directory: Path) -> Iterator[Connected]:
         trusted = ssl.create_default_context(cafile=directory / "clients" / "ca.crt")
         options = ["--transport", "auto"]
         stack = Hosts(model, worker_ports(1, 2), options, url, mtls=directory, key=KEY, trusted=trusted)
+        stack.prepare_gateway = first
         stack.enter = {"prefill": first, "decode": partial(_enter_as_another_host, second, boot_id)}
         entered.enter_context(stack.running(*serving))
         yield Connected(stack, redis.port, {FIRST: first, SECOND: second, _STRANGER: stranger})

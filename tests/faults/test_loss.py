@@ -24,7 +24,8 @@ class LossyStack(Stack):
 def stack(model: Path) -> Iterator[LossyStack]:
     """Two of each role. Their blocks move over TCP, as all else does."""
     with private_network() as enter:
-        stack = LossyStack(model, worker_ports(2, 2), ["--transport", "grpc"], None, prepare=enter)
+        options = ["--transport", "grpc"]
+        stack = LossyStack(model, worker_ports(2, 2), options, None, prepare=enter, prepare_gateway=enter)
         with stack.running():
             yield stack
 

