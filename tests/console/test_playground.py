@@ -84,6 +84,7 @@ def answered(browser: Browser) -> list[str]:
     return [text for text in browser.texts(".served") if "generated" in text]
 
 
+@pytest.mark.long
 def test_several_answers_stand_side_by_side_with_their_logprobs(playground: Browser):
     """Tokens are walked with the keyboard, and each shows its alternatives."""
     playground.fill("Most tokens", "6")
@@ -106,6 +107,7 @@ def test_several_answers_stand_side_by_side_with_their_logprobs(playground: Brow
     assert [token.get_attribute("tabindex") for token in tokens].count("0") == 1
 
 
+@pytest.mark.long
 def test_an_answer_can_be_stopped(playground: Browser, stack: Stack):
     """The workers are told too."""
     playground.fill("Most tokens", "3000")
@@ -130,6 +132,7 @@ def test_a_field_that_is_no_json_says_so(playground: Browser):
     assert playground.all(".turn") == []
 
 
+@pytest.mark.long
 def test_a_schema_holds_and_a_refusal_is_shown(playground: Browser):
     playground.fill(SCHEMA, json.dumps(an_object(yes={"type": "boolean"})))
     send(playground, "Is it so?")

@@ -39,6 +39,7 @@ def test_two_tenants_see_their_own_requests_alone(browser: Browser, keyed: Keyed
         browser.wait_for("h1", "Requests")
 
 
+@pytest.mark.long
 def test_a_key_is_in_no_address_and_nothing_keeps_it_beyond_the_tab(browser: Browser, keyed: Keyed):
     browser.open(console(keyed.gateway))
     enter(browser, PLAIN)

@@ -177,6 +177,7 @@ async def test_a_stack_s_workers_and_the_transport_of_its_pair(stack: Stack) -> 
     assert "KV by nixl or grpc" in named(found, decode).found
 
 
+@pytest.mark.long
 async def test_handoffs_of_a_pair_are_measured(stack: Stack) -> None:
     prefill, decode = (f"127.0.0.1:{stack.ports[name]}" for name in ("prefill-0", "decode-0"))
     found = await measure_handoffs([prefill, decode], None, rdma_here=False)

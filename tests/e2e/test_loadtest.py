@@ -34,6 +34,7 @@ def test_the_key_may_be_in_the_environment(urls: list[str], secure: SecureUp, mo
     assert main([*overload, "--url", f"https://127.0.0.1:{secure.up.port}", "--ca", str(secure.up.ca_file)]) == 0
 
 
+@pytest.mark.long
 def test_without_a_key_or_the_authority_there_is_no_run(
     urls: list[str], secure: SecureUp, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):

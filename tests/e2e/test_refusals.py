@@ -30,6 +30,7 @@ def damaged_weight(model: Path) -> str:
     return "numbers that are not finite"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("spoil", [unknown_architecture, truncated_file, damaged_weight])
 def test_a_checkpoint_that_cannot_be_served_is_one_line_and_no_port(
     spoil: Callable[[Path], str], llama: Path, tmp_path: Path
@@ -48,6 +49,7 @@ def test_a_checkpoint_that_cannot_be_served_is_one_line_and_no_port(
         probe.connect(("127.0.0.1", port))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options", [["--device", "cuda"], ["--device", "auto", "--quantization", "fp8"]], ids=" ".join)
 def test_what_needs_a_gpu_is_one_line_without_one(options: list[str], llama: Path):
     command = [sys.executable, "-m", "services.cli", "prefill", "--model", str(llama), *options]

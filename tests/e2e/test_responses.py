@@ -20,6 +20,7 @@ GREEDY: dict[str, Any] = {
 LONG: dict[str, Any] = {**GREEDY, "max_output_tokens": 400}
 
 
+@pytest.mark.long
 def test_a_conversation_goes_on_at_another_gateway_and_not_without_redis(llama: Path, tmp_path: Path):
     with running_redis(tmp_path) as server, running_stack(llama, redis_url=server.url) as stack:
         first = stack.gateway
@@ -61,6 +62,7 @@ def status(gateway: Endpoint, response_id: str) -> str:
     return str(gateway.client.responses.retrieve(response_id).status)
 
 
+@pytest.mark.long
 def test_a_background_response_is_seen_and_cancelled_at_another_gateway_and_fails_where_its_own_dies(
     llama: Path, tmp_path: Path
 ):

@@ -65,6 +65,7 @@ def test_the_repetition_penalty_is_that_of_transformers_through_the_handoff(stac
         assert answer.choices[0].text.rstrip("\ufffd") == text
 
 
+@pytest.mark.long
 def test_penalties_bias_and_bad_words_do_not_depend_on_the_handoff(stack: Stack):
     plain = stack.gateway.client.completions.create(prompt=prompt_of(83, 40), max_tokens=30, **GREEDY).choices[0].text
     settings: list[dict[str, Any]] = [

@@ -37,6 +37,7 @@ def complete(stack: Stack, structured: dict[str, Any], seed: int = 0, **fields: 
     )
 
 
+@pytest.mark.long
 def test_answers_validate_against_schemas_of_every_kind(stack: Stack):
     """500 by `python -m tests.e2e.schema_answers`."""
     outcome = ask_all(stack, draw(NUM_SCHEMAS), num_kills=1)
@@ -111,6 +112,7 @@ def test_a_form_without_a_token_that_may_come_is_refused_after_one_attempt(
     wait_until(gateway.at_baseline)
 
 
+@pytest.mark.long
 def test_an_answer_goes_on_in_its_grammar_when_its_worker_dies(stack: Stack):
     expected = complete(stack, {"regex": ADDRESS}, 7).choices[0].text
     assert re.fullmatch(ADDRESS, expected)

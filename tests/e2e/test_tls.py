@@ -87,6 +87,7 @@ def trust(root: Path, trusted: bytes) -> None:
         beside.replace(file)
 
 
+@pytest.mark.long
 def test_certificates_and_authorities_change_under_load_and_nothing_is_lost(llama: Path, tmp_path: Path) -> None:
     """In the order that docs/run/tls.md names. At the end, workers that start anew have the new authority alone."""
     old, new = Authority("old"), Authority("new")

@@ -148,13 +148,14 @@ def test_rows_of_any_mixture(lengths: list[int], counts: list[int], dtype: torch
     check(Case(lengths, counts, dtype=dtype))
 
 
-@pytest.mark.few(14)
+@pytest.mark.few(8)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("head_dim", [16, 24, 40, 64, 80, 96, 128])
 def test_head_dims(head_dim: int, dtype: torch.dtype) -> None:
     check(Case([50, 20, 90], [1, 20, 33], head_dim=head_dim, dtype=dtype))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize("head_dim", [64, 96, 128])
 def test_single_tokens_over_many_keys(head_dim: int, window: int | None) -> None:
@@ -162,6 +163,7 @@ def test_single_tokens_over_many_keys(head_dim: int, window: int | None) -> None
     check(Case(lengths, [1] * len(lengths), head_dim=head_dim, dtype=torch.bfloat16), window)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(1, 1), (4, 4), (4, 1), (8, 2), (10, 2)])
 def test_groups_of_queries(num_heads: int, num_kv_heads: int) -> None:
     check(Case([50, 20, 90], [1, 20, 33], num_heads=num_heads, num_kv_heads=num_kv_heads))
@@ -207,11 +209,13 @@ def test_what_lies_behind_the_last_key_does_not_matter(dtype: torch.dtype, monke
     check(case)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("block_size", [1, 8, 32, 64])
 def test_block_sizes(block_size: int) -> None:
     check(Case(*MIXED, block_size=block_size))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("block_size", [8, 32])
 def test_block_sizes_in_bfloat16(block_size: int) -> None:
     check(Case(*MIXED, block_size=block_size, dtype=torch.bfloat16))
@@ -238,7 +242,7 @@ def test_queries_longer_than_a_tile(count: int) -> None:
     check(Case([count + 100, count, 3], [count, count, 1]))
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("head_dim", [16, 40, 64, 80, 128])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_query_sees_none_of_the_keys_that_others_of_its_tile_see(head_dim: int, dtype: torch.dtype) -> None:

@@ -39,6 +39,7 @@ def driven_by(runner: Runner, *, prefill: bool = False) -> Driven:
     return Driven(engine)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_token_with_a_damaged_embedding_fails_the_requests_that_have_it(kind: str, tmp_path: Path) -> None:
     """With NaN or an infinity, anywhere in the prompt; the others' tokens are those of the sound checkpoint."""
@@ -85,6 +86,7 @@ def test_weights_that_spoil_everything_are_refused_at_the_start(tensor: str, val
         driven_by(load(directory))
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("product", ["q_proj", "k_proj", "v_proj"])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16 kernels"])

@@ -66,6 +66,7 @@ def test_requests_outlive_a_prefill_worker_that_dies_in_the_middle_of_a_read(sta
     case.settle()
 
 
+@pytest.mark.long
 @row(13)
 def test_blocks_that_are_being_read_for_a_client_that_leaves_are_free_soon(stack: ProxiedStack, case: Case):
     slow_reads(stack)

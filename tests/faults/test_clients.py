@@ -65,6 +65,7 @@ def test_what_was_computed_for_clients_that_leave_during_prefill_is_free(stack: 
     )
 
 
+@pytest.mark.long
 @row(12)
 def test_blocks_that_wait_for_their_reader_are_free_when_the_client_leaves(stack: ProxiedStack, case: Case):
     """The control stream is silent from prefill to decode: the first token is there, and decode hears of no block."""

@@ -157,6 +157,7 @@ def has_shared_items(step: Step) -> bool:
     return any(launch.kind == "shared" and int(launch.items[0, 0]) > 0 for launch in plan.work.at(0).launches)
 
 
+@pytest.mark.long
 def test_random_cases(device: torch.device) -> None:
     """Other ones with every seed; on a GPU, `loadtest.gpu` runs many and long ones."""
     for check in checks.check(device, seed=1, num_cases=4, max_tokens=60):

@@ -25,6 +25,7 @@ def test_nothing_spills(compiled):
     assert [kernel for kernel in compiled if kernel.spilled_bytes] == []
 
 
+@pytest.mark.long
 def test_nothing_of_rows_spills(compiled_rows):
     assert [kernel for kernel in compiled_rows if kernel.spilled_bytes] == []
 

@@ -170,6 +170,7 @@ def test_an_engine_one_step_ahead_generates_the_same(depth: int, tmp_path: Path)
     driven.assert_baseline()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("depth", first_of(1, [1, 0]))
 def test_penalties_and_bans_see_every_token(depth: int, tmp_path: Path) -> None:
     """No token comes twice under a penalty that outweighs everything; under a bias that does, only one comes."""
@@ -293,6 +294,7 @@ def test_all_of_the_vocabulary_beside_rows_with_few(tmp_path: Path, monkeypatch:
     assert_right_beside_narrow_ones(make_runner(directory), Reference(directory), depth=1)
 
 
+@pytest.mark.long
 def test_a_forward_pass_is_told_where_rows_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = make_runner(write_checkpoint(tmp_path / "model"))
     assert_told_where_rows_begin(runner, runner._model, monkeypatch)

@@ -88,6 +88,7 @@ def test_a_prompt_s_products_are_counted(model: BenchModel) -> None:
     assert row["tokens_per_s"] == pytest.approx(48 / row["step_ms"] * 1e3)
 
 
+@pytest.mark.long
 def test_the_same_step_with_and_without_a_shared_prefix(model: BenchModel) -> None:
     rows: Any = list(cascade.measure(model, batch=2, shared=64, own=16, rounds=1))
     assert [row["cascade"] for row in rows] == ["no", "yes"]
@@ -105,6 +106,7 @@ def test_transformers_runs_the_same_shape(model: BenchModel) -> None:
     assert config.rope_parameters["rope_theta"] == SHAPE["rope_theta"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, FP8])
 def test_kernels_are_compiled_for_kv_of_any_dtype(
     model: BenchModel, allow_trial_steps: Callable[[], None], kv_dtype: torch.dtype

@@ -18,6 +18,7 @@ CHECKS = [
 ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("check", "num_cases"), CHECKS, ids=lambda value: getattr(value, "__name__", None))
 def test_kernel_is_its_reference(device, check, num_cases):
     checks = check(device, seed=1, num_cases=num_cases)

@@ -36,6 +36,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.long
 def test_the_checks_that_also_run_on_a_card(device: torch.device) -> None:
     assert [found for found in checks.check(device, seed=3, num_cases=6) if not found.ok] == []
 
@@ -71,6 +72,7 @@ def test_equals_of_the_last_kept_token_are_kept() -> None:
     assert kept(np.array([1.0, 3.0, 3.0]), Settings(top_k=2, min_p=1.0)).tolist() == [False, True, True]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("dtype", cases.DTYPES)
 @pytest.mark.parametrize("alone", [{"top_k": 1}, {"top_p": 1e-9}, {"top_k": 1, "top_p": 0.5}], ids=str)
 def test_a_filter_that_leaves_one_token_leaves_that_of_a_greedy_row(
@@ -115,6 +117,7 @@ def test_every_filter_is_exact_at_its_edge(device: torch.device) -> None:
     assert [check for check in found if not check.ok] == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("top_p", [0.02, 0.3, 0.9])
 def test_a_flat_row_races_again_until_top_p_keeps_the_winner(device: torch.device, top_p: float) -> None:
     """Too many tokens for a list of the best, and the smaller top_p, the more races."""

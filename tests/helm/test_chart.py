@@ -22,6 +22,7 @@ def test_lint_has_nothing_to_say(helm: Helm, case: Path | None):
     helm.lint(case)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("minor", range(OLDEST, NEWEST + 1))
 def test_kubernetes_takes_everything_that_is_rendered(helm: Helm, minor: int):
     """By kind, as lists: the schemas are read anew for every document that is validated."""

@@ -197,6 +197,7 @@ def test_every_alert_is_tried(rules: Path):
     assert ALERTS.keys() == alerts_in(rules).keys()
 
 
+@pytest.mark.long
 def test_no_alert_is_told_of_while_nothing_is_wrong(rules: Path):
     """What looks like it is there: probes that fail, limits of a key, what happened long ago."""
     expected = [
@@ -205,6 +206,7 @@ def test_no_alert_is_told_of_while_nothing_is_wrong(rules: Path):
     run(rules, HEALTHY, expected)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", ALERTS)
 def test_an_alert_is_told_of_when_it_should_be_and_not_before(rules: Path, name: str):
     case, rule = ALERTS[name], alerts_in(rules)[name]

@@ -100,6 +100,7 @@ REFUSALS = [
 ]
 
 
+@pytest.mark.few(18)
 @pytest.mark.parametrize(("settings", "words"), REFUSALS)
 def test_what_cannot_work_is_refused_in_words(helm: Helm, settings: str, words: str):
     with pytest.raises(Refused, match=words):

@@ -244,6 +244,7 @@ def leaves(values: dict[str, Any], parent: str = "") -> dict[str, Any]:
     return found
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("path", CHANGES)
 def test_a_switch_or_choice_changes_what_is_rendered(helm: Helm, path: str):
     """Compared with the same values without it; `allowPlaintext` alone decides only whether anything is rendered."""

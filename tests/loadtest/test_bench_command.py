@@ -137,6 +137,7 @@ def test_the_counters_of_a_baton_are_those_of_the_run(server: BenchServer, tmp_p
             bench(server, *SMALL, "--admin-url", server.url)
 
 
+@pytest.mark.long
 def test_counters_that_are_gone_after_a_run_are_missed(
     server: BenchServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -161,6 +162,7 @@ def test_the_highest_rate_is_searched_in_a_bounded_number_of_steps(
     assert lines[-1] == "the highest rate at which 99.0% of the requests keep ttft 60000 ms: 80 requests/s"
 
 
+@pytest.mark.long
 def test_a_search_without_a_first_rate_begins_at_half_of_what_is_answered(
     server: BenchServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,6 +175,7 @@ def test_a_search_without_a_first_rate_begins_at_half_of_what_is_answered(
     assert capfd.readouterr().err.splitlines()[-1].startswith("no rate was found at which 99.0%")
 
 
+@pytest.mark.long
 def test_rates_of_conversations_count_conversations(
     server: BenchServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -91,6 +91,7 @@ def test_a_part_whose_packages_are_missing_is_left_out_in_one_line(tmp_path: Pat
     assert notes[0] == "a: left out: No module named 'a_package_that_nobody_has'"
 
 
+@pytest.mark.long
 def test_pieces_that_run_at_once_have_processes_of_their_own(tmp_path: Path) -> None:
     driver, sections, _ = run({"a": Part("both", (rows, a_wrong_kernel), at_once=True)}, tmp_path)
     assert driver.failed, "a check is beyond its bound"

@@ -8,6 +8,7 @@ from services.config import TransportName, WorkerRole
 from services.worker.worker import WorkerParts
 
 
+@pytest.mark.long
 async def test_every_moment_of_a_handoff_is_noted() -> None:
     found = await handoff.handoffs(max_num_batched_tokens=32, sizes=[1, 5], rounds=2)
     assert {blocks: len(handoffs) for blocks, handoffs in found.items()} == {1: 2, 5: 2}

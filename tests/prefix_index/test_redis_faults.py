@@ -147,6 +147,7 @@ FAULTS: dict[str, tuple[Callable[[RedisServer], object], Callable[[RedisServer],
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_no_request_fails_and_the_index_comes_back(stack: Stack, fault: str):
     break_it, mend_it = FAULTS[fault]

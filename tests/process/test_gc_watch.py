@@ -72,6 +72,7 @@ def test_a_line_has_generation_pause_and_what_was_collected(log: io.StringIO) ->
     assert "types" not in line
 
 
+@pytest.mark.long
 def test_with_types_a_line_names_the_most_common(log: io.StringIO) -> None:
     gc.collect()
     gc.freeze()

@@ -294,6 +294,7 @@ async def test_a_screenshot_has_the_workers_at_any_width(size: tuple[int, int], 
             assert "Drain" in app.export_screenshot()
 
 
+@pytest.mark.long
 async def test_hundreds_of_requests_are_listed_up_to_a_limit():
     async with running_api() as api:
         for _ in range(11):

@@ -91,6 +91,7 @@ def kept_of(worker: DecodingWorker) -> int:
         gc.enable()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize(
     "sampling",

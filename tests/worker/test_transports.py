@@ -97,6 +97,7 @@ print(*(transport.name for transport in made), "nixl loaded" if sys.modules.get(
 NO_NIXL = 'sys.modules["nixl"] = None  # as where it is not installed: importing it raises ImportError'
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "prelude", "said"),
     [("auto", "", ["nixl grpc nixl loaded"]), ("grpc", "", ["grpc"]), ("auto", NO_NIXL, ["nixl", "grpc"])],

@@ -110,6 +110,7 @@ def test_every_kernel_that_a_step_is_made_of_ran(isa: Isa, dtype: str, proof: Pr
     assert proof(isa, dtype).code.keys() == SMALL | (PRODUCTS_BY_AMX if by_amx else PRODUCTS)
 
 
+@pytest.mark.long
 @EACH
 def test_kernels_have_the_instructions_of_their_class_and_none_above_it(isa: Isa, dtype: str, proof: Prove) -> None:
     code = proof(isa, dtype).code

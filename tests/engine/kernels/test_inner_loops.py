@@ -84,6 +84,7 @@ def test_amx_multiplies_in_products_and_attention(by_amx: dict[str, str]) -> Non
         assert tile_products(list(instructions(assembly))), name
 
 
+@pytest.mark.long
 def test_amx_multiplies_values_as_often_as_it_loads_tiles(by_amx: dict[str, str]) -> None:
     """Four products of four tiles for 32 keys and columns, and nothing on the stack."""
     loops = [loop for loop in inner_loops(by_amx["multiply_values"]) if tile_products(loop)]

@@ -124,6 +124,7 @@ def test_rows_are_made_several_at_once_or_when_they_are_asked_for():
     assert numbers(rows, 0, 40) == list(range(40, 0, -1))
 
 
+@pytest.mark.long
 def test_rows_leave_nothing_for_the_garbage_collector():
     rows = RequestRows()
     gc.collect()

@@ -101,7 +101,7 @@ HELLO = {"role": "user", "content": "Hi"}
 PART = {"type": "text", "text": ""}
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("request_", "status"),
     [
@@ -149,6 +149,7 @@ async def test_a_large_request_does_not_hold_the_loop(api: Api, request_: tuple[
     assert longest < LONGEST
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fields", [{}, {"stream": True}], ids=["whole", "stream"])
 async def test_the_logprobs_of_a_long_prompt_do_not_hold_the_loop(api: Api, fields: dict[str, Any]):
     api.generator.max_model_len = 20_000
@@ -193,7 +194,7 @@ def message(prefix: str) -> tuple[str, bytes]:
     return "/v1/messages", orjson.dumps({"model": MODEL, "max_tokens": 1, "messages": turns, "tools": tools})
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("template", "request_"),
     [
