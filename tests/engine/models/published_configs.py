@@ -379,6 +379,48 @@ _OPT: dict[str, Any] = {
     "vocab_size": 50272,
     "word_embed_proj_dim": 768,
 }
+_GRANITE = _LLAMA | {
+    "architectures": ["GraniteForCausalLM"],
+    "attention_multiplier": 0.015625,
+    "bos_token_id": 100257,
+    "embedding_multiplier": 12,
+    "eos_token_id": 100257,
+    "hidden_size": 2560,
+    "intermediate_size": 8192,
+    "logits_scaling": 10,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "granite",
+    "num_attention_heads": 40,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 8,
+    "pad_token_id": 100256,
+    "residual_multiplier": 0.22,
+    "rope_theta": 10000000,
+    "tie_word_embeddings": True,
+    "vocab_size": 100352,
+}
+_SMOLLM3 = _LLAMA | {
+    "architectures": ["SmolLM3ForCausalLM"],
+    "bos_token_id": None,
+    "eos_token_id": 128001,
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 65536,
+    "model_type": "smollm3",
+    "no_rope_layer_interval": 4,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 4,
+    "pad_token_id": 128004,
+    "pretraining_tp": 2,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 5000000.0,
+    "sliding_window": None,
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "vocab_size": 128256,
+}
 _PHI3: dict[str, Any] = {
     "_name_or_path": "Phi-3-mini-4k-instruct",
     "architectures": ["Phi3ForCausalLM"],
@@ -563,16 +605,18 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "Moonlight": _DEEPSEEK_V3
     | {"q_lora_rank": None, "num_attention_heads": 16, "num_key_value_heads": 16, "n_group": 1, "topk_group": 1}
     | {"n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6, "rope_scaling": None},
-    "Granite 4.1": _LLAMA
-    | {"architectures": ["GraniteForCausalLM"], "model_type": "granite", "hidden_size": 2560, "mlp_bias": False}
-    | {"attention_multiplier": 0.015625, "embedding_multiplier": 12, "residual_multiplier": 0.22, "logits_scaling": 10}
-    | {"num_attention_heads": 40, "num_key_value_heads": 8, "rope_theta": 1e7, "tie_word_embeddings": True},
+    "Granite 4.1": _GRANITE,
+    "Granite, without multipliers and with both names of its rope": _GRANITE
+    | {"embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0, "tie_word_embeddings": False}
+    | {"rope_parameters": {"rope_theta": 10000000, "rope_type": "default"}},
     "OLMo 2": _LLAMA
-    | {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "rope_theta": 500000, "vocab_size": 100352},
-    "SmolLM3": _LLAMA
-    | {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "max_window_layers": 28, "mlp_bias": False}
-    | {"no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0] * 9, "num_hidden_layers": 36, "rope_theta": 5e6}
-    | {"sliding_window": None, "use_sliding_window": False, "layer_types": ["full_attention"] * 36},
+    | {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "hidden_size": 2048, "intermediate_size": 8192}
+    | {"num_attention_heads": 16, "num_hidden_layers": 16, "num_key_value_heads": 16, "rms_norm_eps": 1e-06}
+    | {"rope_theta": 500000, "vocab_size": 100352},
+    "SmolLM3, base": _SMOLLM3,
+    "SmolLM3": _SMOLLM3
+    | {"layer_types": ["full_attention"] * 36, "max_window_layers": 28, "mlp_bias": False}
+    | {"no_rope_layers": [1, 1, 1, 0] * 9},
     "Phi 3, 4k": _PHI3,
     "Phi 3, 128k, of its first day": _PHI3
     | {"rope_scaling": {"type": "su", "short_factor": [1.05] * 48, "long_factor": [1.08] * 48}}
@@ -581,7 +625,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     | {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [32.03] * 48}}
     | {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False}
     | {"num_attention_heads": 24, "num_key_value_heads": 8, "partial_rotary_factor": 0.75, "sliding_window": 262144}
-    | {"max_position_embeddings": 131072, "tie_word_embeddings": True, "vocab_size": 200064},
+    | {"max_position_embeddings": 131072, "tie_word_embeddings": True, "vocab_size": 200064}
+    | {"bos_token_id": 199999, "eos_token_id": 199999, "pad_token_id": 199999},
     "OPT": _OPT,
     "OPT 350m": _OPT | {"do_layer_norm_before": False, "hidden_size": 1024, "num_attention_heads": 16, "ffn_dim": 4096},
     "OPT, by transformers 4.40": _OPT | {"enable_bias": True, "layer_norm_elementwise_affine": True},
@@ -595,6 +640,19 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     | {"num_attention_heads": 16, "intermediate_size": 4096, "max_position_embeddings": 514, "pad_token_id": 1}
     | {"layer_norm_eps": 1e-5, "type_vocab_size": 1, "vocab_size": 50265},
     "GTE ModernBERT": _MODERNBERT,
+    "ModernBERT, by transformers 5": {
+        key: value
+        for key, value in _MODERNBERT.items()
+        if key not in ("global_rope_theta", "local_rope_theta", "torch_dtype")
+    }
+    | {"dtype": "float32", "layer_types": ["full_attention", *["sliding_attention"] * 2] * 7 + ["full_attention"]}
+    | {
+        "rope_parameters": {
+            "full_attention": {"rope_theta": 160000.0, "rope_type": "default"},
+            "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+        }
+    }
+    | {"tie_word_embeddings": True},
     "GTE ModernBERT, reranker": _MODERNBERT
     | {"architectures": ["ModernBertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
     | {"label2id": {"LABEL_0": 0}},
