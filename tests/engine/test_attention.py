@@ -45,6 +45,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     softcap: float | None = None
     has_sinks: bool = False
+    scale: float | None = None  # None: 1 / sqrt(head_dim)
 
     def __post_init__(self) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -62,7 +63,8 @@ class Case:
         queries = (NUM_LAYERS, sum(self.counts), self.num_heads, self.head_dim)
         self.q = torch.randn(queries, generator=generator).to(self.dtype)
         sinks = torch.randn(NUM_LAYERS, self.num_heads, generator=generator) if self.has_sinks else None
-        self.scoring = Scoring(self.head_dim**-0.5, self.softcap, sinks)
+        scale = self.head_dim**-0.5 if self.scale is None else self.scale
+        self.scoring = Scoring(scale, self.softcap, sinks)
         self.attention = self.backend(self.pool, self.layout, self.num_heads, self.scoring)
 
     def share(self, num_rows: int, num_tokens: int) -> None:
@@ -107,7 +109,7 @@ class Case:
         for row, (length, count) in enumerate(zip(self.lengths, self.counts, strict=True)):
             q = self.q[layer, query_ends[row] - count : query_ends[row]].double()
             k, v = kv[:, ends[row] - length : ends[row]]
-            scores = torch.einsum("qhd,khd->hqk", q, k) * self.head_dim**-0.5
+            scores = torch.einsum("qhd,khd->hqk", q, k) * self.scoring.scale
             behind = torch.arange(length - count, length)[:, None] - torch.arange(length)
             hidden = (behind < 0) | (behind >= (window or length))
             if self.softcap is not None:
@@ -248,6 +250,16 @@ def test_queries_longer_than_a_tile(count: int) -> None:
 def test_a_query_sees_none_of_the_keys_that_others_of_its_tile_see(head_dim: int, dtype: torch.dtype) -> None:
     """A prompt with a window has such queries. Each head_dim has a scale of its own, which hidden scores get too."""
     check(Case([300], [300], head_dim=head_dim, num_heads=4, dtype=dtype), 24)
+
+
+@pytest.mark.parametrize("scale", [1e-5, 5.0, 100.0])
+def test_scores_of_any_scale_hide_keys(scale: float) -> None:
+    """Some models' settings name it. What is hidden stays so; rounded scores are off by more, the larger they are."""
+    case = Case([300, 150, 77], [300, 1, 77], scale=scale, block_size=8)
+    for layer, (out, lse) in enumerate(case.run(24)):
+        expected, expected_lse = case.expected(layer, 24)
+        torch.testing.assert_close(out.double(), expected, atol=1e-5 + 1e-5 * scale, rtol=0)
+        torch.testing.assert_close(lse.double(), expected_lse, atol=1e-5 + 1e-5 * scale, rtol=0)
 
 
 @pytest.mark.parametrize("block_size", [8, 16])

@@ -22,10 +22,10 @@ from services.engine.kernels.cpu.vectors import (
     where_above,
 )
 
-LOWEST = float32(-1e30)  # a reference before there is a score
-# The score of a hidden key. With a scale from 1e-7 to 3 it becomes no reference: all keys of a chunk may be hidden from
-# a query.
-HIDDEN = float32(-1e38)
+LOWEST = float32(-1e28)  # a reference before there is a score
+# The score of a hidden key. With a scale from 1e-7 to 300 it becomes no reference, since all keys of a chunk may be
+# hidden from a query, and stays finite.
+HIDDEN = float32(-1e36)
 TOTAL, LIMITS, STATE_BYTES = 64, 128, 192  # bytes; a state: 16 queries' references, totals, limits
 GROWTH = float32(8)  # the power of two by which weights may grow before a new reference is taken
 _ROW = 128  # bytes of 32 scores
