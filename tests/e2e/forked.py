@@ -75,7 +75,7 @@ class BatonProcess:
 
 
 class _Output:
-    """Where this process writes when it makes this, for a process that the fork server makes."""
+    """The standard output and error of the process that makes this, taken over by the one that unpickles it."""
 
     def __getstate__(self) -> list[Any]:
         return [DupFd(number) for number in (1, 2)]

@@ -269,7 +269,7 @@ class PagedTileKernels:
         self.max_tokens = attention.max_tokens
 
     def attend(self, layer: int, q: Tensor, out: Tensor, lse: Tensor, tiles: Tiles, tables: Tensor) -> None:
-        """See `PagedTiles.attend`."""
+        """Computes the tiles, as `PagedTiles.attend` says."""
         self._tiles.attend(layer, q, (out, lse), tiles, tables)
 
 
