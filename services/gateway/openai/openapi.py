@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from services.gateway.api.records.request_record import IGNORED_FIELDS, TOOLS
-from services.gateway.api.requests.hints import HINTS
+from services.gateway.api.requests.hints import HINTS, LEFT_OUT
 from services.gateway.api.requests.strict import Strict
 from services.gateway.api.requests.validation import INTERNAL_FIELDS, Neutral
 from services.gateway.api.terms import TTFT_SLO_HEADER
@@ -112,10 +112,13 @@ class _Schemas:
         return str(self.ref(kind)["$ref"].rpartition("/")[2])
 
     def _close(self, name: str, closed: set[str]) -> None:
-        """Lets no unknown fields into a body, nor into the objects in it."""
+        """Lets no unknown fields into a body, nor into the objects in it, nor values that a hint does not take."""
         closed.add(name)
-        if self.by_name[name].get("additionalProperties") is True:
-            self.by_name[name]["additionalProperties"] = False
+        schema = self.by_name[name]
+        if schema.get("additionalProperties") is True:
+            schema["additionalProperties"] = False
+        if "properties" in schema:
+            schema["properties"] = {field: _taken(values) for field, values in schema["properties"].items()}
         for inner in set(_NAME.findall(json.dumps(self.by_name[name]))) - closed:
             self._close(inner, closed)
 
@@ -199,6 +202,13 @@ def _neutral_fields(neutral: Neutral, body: type[Strict], strict_fields: bool) -
     only = {name: {"enum": [*_distinct(values), None], "description": words} for name, values in fields.items()}
     hints = () if strict_fields else fields.keys() & HINTS.keys()
     return only | {name: {"description": f"Ignored: {HINTS[name]}."} for name in hints}
+
+
+def _taken(values: Schema) -> Schema:
+    """Returns the schema of a field's values without those that are left out of a request."""
+    if LEFT_OUT not in values.get("anyOf", ()):
+        return values
+    return {**values, "anyOf": [each for each in values["anyOf"] if each != LEFT_OUT]}
 
 
 def _distinct(values: Sequence[object]) -> list[object]:

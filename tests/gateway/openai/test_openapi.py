@@ -21,6 +21,7 @@ from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi import checks
 
 from services.gateway.api.requests.chat import ChatRequest
+from services.gateway.api.requests.hints import Hinting
 from services.gateway.api.requests.strict import Strict
 from services.gateway.http.operation import DescribedRoute, Operation
 from services.gateway.openai import docs_page
@@ -290,6 +291,37 @@ async def test_strict_fields_are_strict_in_it_too(document: dict[str, Any]):
             assert not valid(described, "ChatRequest", each)
             assert (await strict.http.post("/v1/chat/completions", json=each)).status_code == 400
         assert "/tokenizer_info" not in described["paths"]
+
+
+async def test_it_lets_every_value_of_a_hint_pass_as_the_requests_do_and_none_where_fields_are_strict(api: Api):
+    body = {
+        "messages": [{"role": "user", "content": "Hi", "reasoning_content": 1}],
+        "thinking": {"type": "disabled", "token_budget": -1},
+    }
+    message = {**body, "max_tokens": 1, "metadata": 5, "thinking": {"type": "enabled", "budget_tokens": {}}}
+    async with running_api(strict_fields=True) as strict:
+        for tried, status in ((api, 200), (strict, 400)):
+            described = (await tried.http.get("/openapi.json")).json()
+            for path, sent in (("/v2/chat", body), ("/v1/messages", message)):
+                content = described["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+                name = content["schema"]["$ref"].rpartition("/")[2]
+                answer = await tried.http.post(path, json=sent)
+                assert (answer.status_code, valid(described, name, sent)) == (status, status == 200), path
+
+
+def _hinting(kind: type[Hinting] = Hinting) -> Iterator[type[Hinting]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from _hinting(each)
+
+
+@pytest.mark.parametrize("kind", [*_hinting()])
+async def test_the_schema_of_a_hint_takes_every_value(kind: type[Hinting]):
+    schema = kind.model_json_schema()
+    for name in kind.hints & schema["properties"].keys():
+        field = jsonschema.Draft202012Validator({"$defs": schema.get("$defs", {}), **schema["properties"][name]})
+        values: tuple[object, ...] = (-(10**30), 0.5, "[]", [{}], {"x": None}, False, None)
+        assert all(field.is_valid(value) for value in values), name
 
 
 async def test_models_of_one_name_are_told_apart():

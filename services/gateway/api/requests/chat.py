@@ -15,6 +15,7 @@ from services.gateway.api.requests.content_parts import (
     as_text,
 )
 from services.gateway.api.requests.earlier_calls import CalledFunction, CallId, EarlierCall, EarlierCalls
+from services.gateway.api.requests.hints import LEFT_OUT
 from services.gateway.api.requests.message_request import MessageRequest
 from services.gateway.api.requests.schema import AnswerTokens, TopOrAll
 from services.gateway.api.requests.strict import Open
@@ -42,7 +43,7 @@ _ContentJson = str | Parts | None  # as it comes
 
 
 # A text; what is none is left out and named. The validator of hints would cost each message two microseconds.
-_Thoughts = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "null"}]})]
+_Thoughts = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "null"}, {**LEFT_OUT}]})]
 
 
 class Message(Open):

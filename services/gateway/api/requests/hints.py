@@ -8,9 +8,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
 
-from pydantic import ModelWrapValidatorHandler, PrivateAttr, ValidationError, model_validator
+from pydantic import GetJsonSchemaHandler, ModelWrapValidatorHandler, PrivateAttr, ValidationError, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from services.gateway.api.requests.strict import Open
+
+# The JSON schema of a hint's values that are left out, in `anyOf` beside that of those which it takes.
+LEFT_OUT: Mapping[str, str] = {"description": "Any other value is ignored."}
 
 _NUMBER = re.compile(r"\[\d+\]")
 
@@ -116,6 +121,16 @@ class Hinting(Open):
         made = handler({name: field for name, field in value.items() if name not in left_out})
         made._left_out = tuple(left_out)
         return made
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Returns a schema that takes every value of a hint, as validation does."""
+        reference = handler(core_schema)
+        fields = handler.resolve_ref_schema(reference)["properties"]
+        for name in cls.hints & fields.keys():
+            if values := fields[name].get("anyOf"):  # else it takes every value
+                fields[name] = {**fields[name], "anyOf": [*values, {**LEFT_OUT}]}
+        return reference
 
     def unknown_fields(self) -> Iterator[str]:
         """See Open."""
