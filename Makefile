@@ -25,6 +25,7 @@ NEWEST := $(VENV)/clients-newest
 PROTOS := $(wildcard protos/*.proto)
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
+unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes of one test run import the same files
 .NOTPARALLEL:  # one pip at a time
 .PHONY: up test test-faults test-clients test-image newest-clients lint format proto chart docs clean
 

@@ -190,6 +190,7 @@ async def test_handoffs_of_a_pair_are_measured(stack: Stack) -> None:
     assert "KV moves over nixl (its memory can be read from here (CMA))" in pair[0].found
 
 
+@pytest.mark.long
 async def test_a_worker_that_is_not_there_is_an_error_of_measuring_and_the_rest_is_measured(stack: Stack) -> None:
     (free,) = free_ports(1)
     gone, decode = f"127.0.0.1:{free}", f"127.0.0.1:{stack.ports['decode-0']}"

@@ -171,11 +171,12 @@ def test_groups_of_queries(num_heads: int, num_kv_heads: int) -> None:
     check(Case([50, 20, 90], [1, 20, 33], num_heads=num_heads, num_kv_heads=num_kv_heads))
 
 
+@pytest.mark.few(1)
 def test_groups_of_more_than_four_queries_in_bfloat16() -> None:
     check(Case([50, 20, 190], [1, 20, 1], num_heads=10, num_kv_heads=2, dtype=torch.bfloat16))
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(9, 1, 64), (32, 2, 128), (8, 2, 256)])
 def test_single_tokens_of_many_or_wide_heads(
@@ -190,6 +191,7 @@ def test_single_tokens_of_many_or_wide_heads(
     check(case, window)
 
 
+@pytest.mark.few(1)
 def test_single_tokens_of_many_heads_in_float32() -> None:
     check(Case([1, 50, 20, 190], [1] * 4, num_heads=32, num_kv_heads=2, head_dim=128))
 
@@ -217,7 +219,7 @@ def test_block_sizes(block_size: int) -> None:
     check(Case(*MIXED, block_size=block_size))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("block_size", [8, 32])
 def test_block_sizes_in_bfloat16(block_size: int) -> None:
     check(Case(*MIXED, block_size=block_size, dtype=torch.bfloat16))
@@ -282,6 +284,7 @@ def test_blocks_behind_a_window_are_not_read(
     check(case, 20)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("backend", ["cpu"], indirect=True)
 @pytest.mark.parametrize(("block_size", "window"), [(16, None), (8, 30), (32, 100)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

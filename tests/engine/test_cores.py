@@ -46,6 +46,7 @@ def other_worker(directory: Path, clock: "Synchronized[int]", pipe: Connection) 
     """Does with its share as it is told; says how many threads it has had."""
     recorder = Recorder()
     share = CoreShare(recorder, directory=directory, clock_ns=lambda: clock.value)
+    pipe.send(recorder.counts)  # it is in the table
     while (word := pipe.recv()) != "die":
         _do(share, word)
         pipe.send(recorder.counts)
@@ -75,6 +76,7 @@ class Workers:
             target=other_worker, args=(directory, self.clock, there), daemon=True
         )
         self.process.start()
+        self._pipe.recv()
 
     def share(self, num_threads: int | None = None) -> CoreShare:
         return CoreShare(self.recorder, num_threads, directory=self.directory, clock_ns=lambda: self.clock.value)

@@ -76,6 +76,7 @@ def test_embeddings_equal_the_hidden_states_of_transformers(name: str, budget: i
     driven.assert_baseline()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_is_summed_up_in_float32(dtype: str, tmp_path: Path) -> None:
     """A mean of many: sums in half precision would be off by far more."""

@@ -36,6 +36,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
     return directory, Reference(directory)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 @pytest.mark.parametrize("chunk", [LEAST_EXPANDED - 1, LEAST_EXPANDED, 200])
 def test_prompts_in_either_form_and_in_both(kernels: str, chunk: int, plain: tuple[Path, Reference]) -> None:
@@ -63,6 +64,7 @@ def test_kv_is_one_plane_of_one_head(plain: tuple[Path, Reference]) -> None:
     assert (layout.num_kv_heads, layout.num_planes, layout.head_dim) == (1, 1, 24 + 8)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_unwritten_blocks_hold_does_not_matter(dtype: str, plain: tuple[Path, Reference]) -> None:
     clean, poisoned = load(plain[0], dtype=dtype), load(plain[0], dtype=dtype)
@@ -73,6 +75,7 @@ def test_what_unwritten_blocks_hold_does_not_matter(dtype: str, plain: tuple[Pat
     assert np.isfinite([logprobs[0] for row in found for logprobs in row.logprobs]).all()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_recorded_steps_compute_what_others_do(
     dtype: str, plain: tuple[Path, Reference], monkeypatch: pytest.MonkeyPatch
@@ -142,6 +145,7 @@ def test_a_preempted_sequence_goes_on_as_it_would_have(plain: tuple[Path, Refere
     assert [driven.tokens[handle] for handle in handles] == [reference.tokens(prompt, 60) for prompt in prompts]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("num_heads", [3, 16, 40, 128])
 def test_a_step_reads_each_latent_once_for_all_heads(num_heads: int) -> None:
     """The keys of a tile are copied once: a row that decodes is one tile, whose keys are as many as the row has."""
@@ -159,6 +163,7 @@ def test_a_step_reads_each_latent_once_for_all_heads(num_heads: int) -> None:
     assert read == seq_lens.sum() * layout.token_bytes
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("num_heads", "kv_rank"), [(5, 48), (20, 48), (40, 18)])
 def test_kernels_attend_as_float64_does_and_no_worse_than_torch(

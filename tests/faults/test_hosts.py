@@ -64,6 +64,7 @@ def test_kv_moves_as_bytes_over_the_link_though_every_worker_has_nixl(stack: Hos
     assert set(ways) == {("grpc", "not nixl: it is on another host")}
 
 
+@pytest.mark.long
 def test_a_chat_of_the_official_client_is_answered_at_the_host_s_address(stack: Hosts):
     assert stack.gateway.client.base_url.host == FIRST
     answer = stack.gateway.client.chat.completions.create(

@@ -30,6 +30,7 @@ def test_nothing_of_rows_spills(compiled_rows):
     assert [kernel for kernel in compiled_rows if kernel.spilled_bytes] == []
 
 
+@pytest.mark.long
 def test_rows_move_16_bytes_at_a_time(compiled_rows):
     found = [kernel for kernel in compiled_rows if kernel.name.startswith(ROWS)]
     assert len(found) >= len(ROWS)

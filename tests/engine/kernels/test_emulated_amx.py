@@ -42,12 +42,13 @@ EMULATED = (  # of parametrized tests, the cases in bfloat16: products, both ker
 )
 
 
+@pytest.mark.long
 @needs(NO_AMX)
 @needs(BFLOAT16)  # elsewhere all of its vectors are emulated too, which takes minutes
 def test_kernels_pass_their_tests_over_the_emulator(tmp_path: Path) -> None:
     """Where there is AMX, the same tests run on the processor. Kernels over the emulator are not kept for others."""
     environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    options = ["-p", "tests.engine.kernels.emulated_amx", "-p", "no:cacheprovider", "--capture=sys"]
+    options = ["--long", "-p", "tests.engine.kernels.emulated_amx", "-p", "no:cacheprovider", "--capture=sys"]
     command = [sys.executable, "-m", "pytest", *options, "--basetemp", str(tmp_path / "emulated"), *EMULATED]
     found = subprocess.run(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert found.returncode == 0, found.stdout

@@ -75,6 +75,7 @@ def reference_of(path: Path) -> Reference:
     return made
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_file_answers_as_the_checkpoint_that_it_was_made_of(name: str, tmp_path: Path) -> None:
     family, options = FAMILIES[name]
@@ -94,7 +95,7 @@ def test_rotary_factors_are_llama_3s_scaling(tmp_path: Path) -> None:
     assert_answers_as(path, reference)
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", BY_TRANSFORMERS)
 def test_each_quantization_is_read_as_transformers_reads_it(kind: str, tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "checkpoint", **WIDE)

@@ -97,6 +97,7 @@ def test_an_unexpected_tensor(sharded: Path) -> None:
     assert "q_proj.bias" in refusal(sharded)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_tied_model_may_store_its_head_if_it_is_the_embedding(family: str, tmp_path: Path) -> None:
     """Where it is not, `transformers` takes the head, its older versions and others the embedding."""

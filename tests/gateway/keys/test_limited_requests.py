@@ -313,6 +313,7 @@ BEFORE_WORK = [
 ]
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("error", BEFORE_WORK, ids=lambda error: f"{type(error).__name__} {error}")
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/completions", "/v1/responses"])
 async def test_a_request_that_is_refused_before_work_does_not_count(
