@@ -8,13 +8,11 @@ from transformers import AutoModelForCausalLM
 
 
 class Reference:
-    """A checkpoint in `transformers`, float32."""
+    """A checkpoint in `transformers`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, dtype: torch.dtype = torch.float32) -> None:
         # Eager experts take any width, one after the other; others take multiples of 16 bytes.
-        self._model = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=torch.float32, experts_implementation="eager"
-        )
+        self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, experts_implementation="eager")
 
     def tokens(self, prompt: list[int], num_tokens: int) -> list[int]:
         """Its greedy continuation."""
@@ -30,7 +28,7 @@ class Reference:
         """Log-probabilities of what follows each token but the last, [tokens - 1, vocab]."""
         with torch.inference_mode():
             logits: torch.Tensor = self._model(torch.tensor([prompt])).logits[0, :-1]
-        return logits.log_softmax(-1)
+        return logits.to(torch.float32).log_softmax(-1)
 
     def hidden_states(self, prompt: list[int]) -> torch.Tensor:
         """Those of each token after the last norm, [tokens, size]."""

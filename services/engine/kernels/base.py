@@ -40,10 +40,10 @@ class Operations(Protocol):
         """Adds y, times the factor, to x, in place, and returns the RMSNorm of the sum, as `norm` does."""
 
     def add_normed(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> None:
-        """Adds the RMSNorm of y to x, in place. The norm is rounded once, with its weight, which is of x's dtype."""
+        """Adds the RMSNorm of y to x, in place. The norm is rounded once, with its float32 weight."""
 
     def norm_in_place(self, y: Tensor, weight: Tensor, eps: float) -> None:
-        """Overwrites y, [T, width], with its RMSNorm, which is rounded once, with its weight, which is of y's dtype."""
+        """Overwrites y, [T, width], with its RMSNorm, which is rounded once, with its float32 weight."""
 
     def rotate(self, heads: Tensor, cos: Tensor, signed_sin: Tensor, weight: Tensor | None, eps: float) -> None:
         """Rotates heads [T, n, head_dim] in place, after an RMSNorm of each head if there is a weight [n, head_dim],

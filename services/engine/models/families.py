@@ -209,6 +209,7 @@ FAMILIES = {
         "olmo2",
         optional_biases=("attention_bias",),
         default_eps=1e-5,
+        norm_offset=0.0,
         wide_qk_norm=True,
         norms=LayerNorms(
             before_attention=None,

@@ -47,7 +47,8 @@ def test_norms_are_added_and_written_in_place(rows: int, width: int, dtype: torc
     """What lies beside the rows stays."""
     name = str(dtype).removeprefix("torch.")
     exact = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 2**-6, "rtol": 2**-7}
-    weight, x, wide = random(width, dtype=dtype), random(rows, width, dtype=dtype), random(rows, width + 9, dtype=dtype)
+    weight, x = random(width, dtype=torch.float32), random(rows, width, dtype=dtype)
+    wide = random(rows, width + 9, dtype=dtype)
     found = []
     for fused in (True, False):
         operations, sums, beside = make_operations(name, fused=fused), x.clone(), wide.clone()

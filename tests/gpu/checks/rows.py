@@ -70,7 +70,7 @@ def _norm(source: Source, name: str) -> list[Check]:
 
 def _add_normed(source: Source, name: str) -> list[Check]:
     dtype, width, num_rows = source.choices.choice(DTYPES), source.choices.choice(_WIDTHS), source.num_rows()
-    values, weight = source.normal(num_rows, width, dtype=dtype), within(source.normal(width, dtype=dtype))
+    values, weight = source.normal(num_rows, width, dtype=dtype), within(source.normal(width, dtype=torch.float32))
     y = Buffer((num_rows, width), dtype, source.device, width + source.choices.choice((0, 3, 64)))
     y.tensor.copy_(values)
     wide = values.double()

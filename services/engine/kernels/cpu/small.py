@@ -90,10 +90,11 @@ def make_add_normed(dtype: str) -> Any:
     """Makes a kernel: x += the RMSNorm of y, or without x, y = its RMSNorm. An item is a row.
 
     Arguments of the kernel: x [rows, width], or 0 for none; y [rows, width], and the elements from row to row in it;
-    weight [width]; width; eps.
+    weight float32[width]; width; eps.
     """
-    element = ELEMENTS[dtype]
+    element, of_weight = ELEMENTS[dtype], ELEMENTS["float32"]
     load, store, round_, pointer, size = element.load, element.store, element.round, element.pointer, element.size
+    load_weight, weight_pointer = of_weight.load, of_weight.pointer
     arg = places("x y y_stride weight width eps")
 
     @njit(fastmath=True, error_model="numpy")
@@ -107,16 +108,16 @@ def make_add_normed(dtype: str) -> Any:
     @njit
     def add(x: Any, y: Any, weight: Any, width: int, factor: float) -> None:
         for i in range(width):
-            store(x, i, load(x, i) + round_(load(y, i) * factor * load(weight, i)))
+            store(x, i, load(x, i) + round_(load(y, i) * factor * load_weight(weight, i)))
 
     @njit
     def scale(y: Any, weight: Any, width: int, factor: float) -> None:
         for i in range(width):
-            store(y, i, load(y, i) * factor * load(weight, i))
+            store(y, i, load(y, i) * factor * load_weight(weight, i))
 
     @njit
     def work(a: Any, row: int, _thread: int) -> None:
-        width, weight = a[arg.width], pointer(a[arg.weight])
+        width, weight = a[arg.width], weight_pointer(a[arg.weight])
         y = pointer(a[arg.y] + row * a[arg.y_stride] * size)
         factor = factor_of(y, width, float32(float64_of(a[arg.eps])))
         if a[arg.x] == 0:
