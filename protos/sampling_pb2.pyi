@@ -57,17 +57,19 @@ class BadWord(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Capsule(_message.Message):
-    __slots__ = ("token_ids", "num_prompt", "sampling", "cache_salt", "pooling", "priority")
+    __slots__ = ("token_ids", "num_prompt", "sampling", "cache_salt", "pooling", "priority", "second_text")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    SECOND_TEXT_FIELD_NUMBER: _ClassVar[int]
     token_ids: bytes
     num_prompt: int
     sampling: SamplingParams
     cache_salt: str
     pooling: str
     priority: int
-    def __init__(self, token_ids: _Optional[bytes] = ..., num_prompt: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., pooling: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
+    second_text: int
+    def __init__(self, token_ids: _Optional[bytes] = ..., num_prompt: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., pooling: _Optional[str] = ..., priority: _Optional[int] = ..., second_text: _Optional[int] = ...) -> None: ...

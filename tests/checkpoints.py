@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     BertConfig,
+    BertForSequenceClassification,
     BertModel,
     DeepseekV2Config,
     DeepseekV2ForCausalLM,
@@ -113,6 +114,7 @@ ENCODERS = {
     "xlm-roberta": (XLMRobertaConfig, XLMRobertaModel),
 }
 CROSS_ENCODERS = {
+    "bert-classifier": (BertConfig, BertForSequenceClassification),
     "modernbert-classifier": (ModernBertConfig, ModernBertForSequenceClassification),
     "roberta-classifier": (RobertaConfig, RobertaForSequenceClassification),
     "xlm-roberta-classifier": (XLMRobertaConfig, XLMRobertaForSequenceClassification),

@@ -18,6 +18,7 @@ class IdleRunner:
     window: int | None = None
     spare_blocks = range(0)
     whole_prompts = False
+    token_types = False
 
     def __init__(
         self, num_blocks: int, step_s: float = 0.0, *, layout: KvLayout = SMALLEST, vocab_size: int = 1 << 30

@@ -55,6 +55,7 @@ class _MarkingRunner:
         self.embedding_size = inner.embedding_size
         self.window = inner.window
         self.whole_prompts = inner.whole_prompts
+        self.token_types = inner.token_types
         self._inner = inner
         self._marks = marks
 

@@ -4,9 +4,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.engine.runner.base import LogitEdits, PooledTokens, ScoredTokens, StepInput, StepOutput, StepTokens
+from services.engine.runner.base import (
+    NO_TYPES,
+    LogitEdits,
+    PooledTokens,
+    ScoredTokens,
+    StepInput,
+    StepOutput,
+    StepTokens,
+)
 from services.engine.schedulers.base import StepPlan
-from services.engine.sequences.batch_state import EMBEDS, SCORES, BatchState
+from services.engine.sequences.batch_state import EMBEDS, SCORES, TYPES, BatchState
 from services.engine.sequences.branches import Branches
 from services.engine.token_rows import TokenRows
 
@@ -41,6 +49,7 @@ def mixed_step(batch: BatchState, branches: Branches, plan: StepPlan) -> tuple[S
         query_starts=starts,
         seq_lens=seq_lens,
         block_tables=_block_tables(batch, slots, seq_lens),
+        token_types=_token_types(batch, slots, counts, positions) if (features & TYPES).any() else NO_TYPES,
     )
     sampled, rows = _sampled(batch, branches, plan, tokens)
     step = StepInput.of(
@@ -73,6 +82,14 @@ def _block_tables(batch: BatchState, slots: np.ndarray, seq_lens: np.ndarray) ->
     num_blocks = -(-int(seq_lens.max()) // batch.block_size)
     tables: np.ndarray = batch.block_table[slots, :num_blocks]
     return tables
+
+
+def _token_types(batch: BatchState, slots: np.ndarray, counts: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Returns the types of a step's tokens, int32[T]: 1 from the first token of a second text on."""
+    seconds = np.array([batch.request(slot).capsule.second_text for slot in slots.tolist()], dtype=np.int32)
+    starts = np.repeat(seconds, counts)
+    types: np.ndarray = ((starts > 0) & (positions >= starts)).astype(np.int32)
+    return types
 
 
 def _scored(batch: BatchState, slots: np.ndarray, counts: np.ndarray, positions: np.ndarray) -> ScoredTokens | None:

@@ -386,6 +386,8 @@ def _runners(
     if model.generation.not_applied:
         log.warning("settings of generation_config.json are not applied", names=model.generation.not_applied)
     tokenizer = load_tokenizer(files)
+    if model.cross_encoder is not None and model.cross_encoder.token_types:
+        tokenizer.check_token_types()
     serving = config.serving
     chat_template = load_chat_template(
         files,

@@ -18,6 +18,7 @@ CACHE_SALT = "cache_salt"
 ALLOWED_TOKEN_IDS = "allowed_token_ids"
 LOGPROB_TOKEN_IDS = "logprob_token_ids"
 MANY_LOGPROBS = "many_logprobs"
+TOKEN_TYPES = "token_types"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +43,11 @@ CAPABILITIES = (
     Capability(ALLOWED_TOKEN_IDS, "sampling.allowed_token_ids", "'allowed_token_ids'"),
     Capability(LOGPROB_TOKEN_IDS, "sampling.logprob_token_ids", "'logprob_token_ids'"),
     Capability(MANY_LOGPROBS, "many_alternatives", f"more than {FEW_ALTERNATIVES} alternatives of a token"),
+    Capability(TOKEN_TYPES, "second_text", "pairs of texts whose tokens have types", of_every_worker=False),
 )
 
-# A worker that guides answers knows GRAMMAR beside these, and one that makes embeddings EMBEDDINGS.
+# A worker that guides answers knows GRAMMAR beside these, one that makes embeddings EMBEDDINGS, and one whose model has
+# types of tokens TOKEN_TYPES.
 OF_EVERY_WORKER = frozenset(each.name for each in CAPABILITIES if each.of_every_worker)
 
 _FIELDS = tuple((each.name, attrgetter(each.field)) for each in CAPABILITIES)

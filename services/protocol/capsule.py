@@ -18,8 +18,9 @@ class Capsule:
 
     token_ids: int32[n], the prompt followed by the tokens that were generated and delivered. num_prompt: the number of
     tokens in the prompt, 1 <= num_prompt <= n. cache_salt: only sequences with the same one share cached blocks; empty:
-    those without one do. priority: lower ones are served sooner. adapter, media: see contents.py; nothing asks for them
-    so far, and no message carries them.
+    those without one do. priority: lower ones are served sooner. second_text: where the prompt is a pair of texts and
+    the model's tokens have types, the index of the second text's first token, from which on they have type 1; 0: all
+    have type 0. adapter, media: see contents.py; nothing asks for them so far, and no message carries them.
     """
 
     token_ids: np.ndarray
@@ -30,6 +31,7 @@ class Capsule:
     pooling: Pooling | None = None  # an embedding of the prompt is wanted and no token; None: tokens are
     adapter: str = ""
     media: tuple[Media, ...] = ()
+    second_text: int = 0
 
     @property
     def needs(self) -> frozenset[str]:

@@ -43,6 +43,8 @@ def what_is_wrong(submit: Submit, vocab_size: int) -> str | None:
         return "too large a salt"
     if capsule.pooling is not None:
         return _wrong_embedding(submit)
+    if capsule.second_text:
+        return "a second text in a prompt that is not pooled"
     if capsule.max_len <= len(tokens):
         return "no token left to generate"
     if sampling.min_tokens > sampling.max_tokens or capsule.num_prompt + sampling.min_tokens > _MAX_LENGTH:
@@ -71,6 +73,8 @@ def _wrong_embedding(submit: Submit) -> str | None:
         return "an embedding of generated tokens, or with sampling parameters"
     if submit.handoff is not None or submit.seeds:
         return "an embedding with a handoff, or in several choices"
+    if capsule.second_text >= capsule.num_prompt:
+        return "a second text without a token"
     return None
 
 

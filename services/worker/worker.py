@@ -38,7 +38,7 @@ from services.engine.self_check import SelfCheckError
 from services.prefix_index.registry import WorkerRecord
 from services.process.gc_watch import GcWatch
 from services.process.supervised import supervised
-from services.protocol.capabilities import EMBEDDINGS, GRAMMAR, OF_EVERY_WORKER
+from services.protocol.capabilities import EMBEDDINGS, GRAMMAR, OF_EVERY_WORKER, TOKEN_TYPES
 from services.protocol.grpc_options import SERVER_OPTIONS, host_port
 from services.protocol.messages import WorkerHello, WorkerNews
 from services.tls.files import CertificateFiles
@@ -225,7 +225,11 @@ class Worker:
     def _hello(self, transports: tuple[str, ...]) -> WorkerHello:
         parts = self._parts
         embedding_size = parts.runner.embedding_size if parts.role is WorkerRole.PREFILL else 0
-        depend_on_parts = {GRAMMAR: parts.guidance is not None, EMBEDDINGS: embedding_size > 0}
+        depend_on_parts = {
+            GRAMMAR: parts.guidance is not None,
+            EMBEDDINGS: embedding_size > 0,
+            TOKEN_TYPES: embedding_size > 0 and parts.runner.token_types,
+        }
         return WorkerHello(
             worker_id=self._worker_id,
             role=parts.role,

@@ -82,12 +82,14 @@ class Driven:
         )
         return handle
 
-    def embed(self, prompt: list[int], pooling: Pooling, *, salt: str = "", priority: int = 0) -> int:
+    def embed(
+        self, prompt: list[int], pooling: Pooling, *, salt: str = "", priority: int = 0, second_text: int = 0
+    ) -> int:
         """Submits a prompt to be embedded; returns its handle."""
         handle = next(self.handles)
         self.now += 0.001
         token_ids, sampling = np.array(prompt, dtype=np.int32), SamplingParams(max_tokens=0)
-        capsule = Capsule(token_ids, len(prompt), sampling, salt, priority, pooling)
+        capsule = Capsule(token_ids, len(prompt), sampling, salt, priority, pooling, second_text=second_text)
         self.engine.submit(Request(AttemptId(GATEWAY, handle), capsule, Kind.EMBED, self.now, 1e9))
         return handle
 

@@ -192,6 +192,7 @@ def test_the_tokens_of_a_step_travel_as_bytes() -> None:
             seq_lens=random.integers(1, 1000, num_rows, dtype=np.int32),
             block_tables=random.integers(0, 99, (num_rows, num_blocks), dtype=np.int32),
             queries=random.integers(0, starts[-1], num_queries),
+            token_types=random.integers(0, 2, starts[-1] * (num_queries == 5), dtype=np.int32),
         )
         again = StepTokens.from_bytes(tokens.to_bytes())
         for name in StepTokens.__slots__:

@@ -213,6 +213,26 @@ def test_a_cross_encoder_says_how_its_number_becomes_a_score(
         assert (info.pooling, info.generates) == (expected.pooling, False)
 
 
+@pytest.mark.parametrize(
+    ("changes", "inputs", "has_types"),
+    [
+        ({}, None, True),
+        ({"type_vocab_size": 2}, ["input_ids", "token_type_ids", "attention_mask"], True),
+        ({}, ["input_ids", "attention_mask"], False),
+        ({"type_vocab_size": 1}, None, False),
+        ({"model_type": "roberta"}, None, False),
+    ],
+)
+def test_a_bert_tells_the_texts_of_a_pair_apart_if_its_tokenizer_does(
+    tmp_path: Path, changes: dict[str, Any], inputs: list[str] | None, has_types: bool
+) -> None:
+    config = CONFIG | {"architectures": ["BertForSequenceClassification"], "model_type": "bert"}
+    directory = model_dir(tmp_path, config | changes)
+    if inputs is not None:
+        (directory / "tokenizer_config.json").write_text(json.dumps({"model_input_names": inputs}))
+    assert read_model_info(open_model(directory)).cross_encoder == CrossEncoder(Pooling.CLS, True, has_types)
+
+
 def test_another_function_of_a_cross_encoder_s_number_is_refused(tmp_path: Path) -> None:
     config = CONFIG | {"architectures": ["RobertaForSequenceClassification"]}
     odd = {"sbert_ce_default_activation_function": "torch.nn.modules.activation.Tanh"}

@@ -104,6 +104,7 @@ def test_an_older_worker_skips_new_fields_of_a_capsule():
     assert isinstance(submit, Submit)
     sampling = replace(submit.capsule.sampling, grammar="x", allowed_token_ids=(1,), logprob_token_ids=(2,))
     capsule = replace(submit.capsule, sampling=sampling, cache_salt="salt", priority=3, pooling=Pooling.MEAN)
+    capsule = replace(capsule, second_text=2)
     raw = gateway_bytes(replace(submit, capsule=capsule))
     assert raw != vector("gateway", "submit")
     assert older("GatewayMessage", raw) == older("GatewayMessage", vector("gateway", "submit"))

@@ -159,6 +159,13 @@ def test_a_way_of_pooling_survives(pooling: Pooling | None):
     assert wire.parse_capsule(wire.pack_capsule(capsule)).pooling is pooling
 
 
+def test_the_place_of_a_second_text_survives():
+    capsule = Capsule(np.arange(9, dtype=np.int32), 9, SamplingParams(max_tokens=0), pooling=Pooling.CLS)
+    for place in (0, 1, 8):
+        packed = wire.pack_capsule(replace(capsule, second_text=place))
+        assert wire.parse_capsule(packed).second_text == place
+
+
 @pytest.mark.parametrize("name", [field.name for field in fields(SamplingParams)])
 def test_each_sampling_parameter_survives(name: str):
     """One at a time, with a value of its own: two that are swapped would not be."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from typing import cast
 
 from kvtransfer.transports.memory import MemoryFabric
 from services.config import HandoffMode, WorkerRole
@@ -9,7 +10,7 @@ from services.engine.sampling.guidance import Guidance
 from services.gateway.dispatch.dispatcher import Dispatcher, WorkerAccess
 from services.gateway.dispatch.router import Policy
 from services.prefix_index.memory import MemoryPrefixIndex
-from services.protocol.capabilities import CACHE_SALT, CAPABILITIES, EMBEDDINGS, GRAMMAR, OF_EVERY_WORKER
+from services.protocol.capabilities import CACHE_SALT, CAPABILITIES, EMBEDDINGS, GRAMMAR, OF_EVERY_WORKER, TOKEN_TYPES
 from services.protocol.messages import WorkerNews
 from services.protocol.versions import Since
 from services.worker.worker import Worker
@@ -24,6 +25,7 @@ WITH_SALTS = WorkerNews(OF_EVERY_WORKER)
 
 def guiding(role: WorkerRole) -> Worker:
     parts = make_worker(role, MemoryFabric(), runner=Bytes)._parts
+    cast(Bytes, parts.runner).token_types = True
     return Worker(replace(parts, guidance=Guidance("byte", VOCAB, (VOCAB - 1,))))
 
 
@@ -38,7 +40,7 @@ async def test_a_worker_with_all_parts_knows_all_that_a_request_can_need():
         assert to_prefill.hello is not None
         assert to_decode.hello is not None
         assert to_prefill.hello.knows == {each.name for each in CAPABILITIES}
-        assert to_decode.hello.knows == to_prefill.hello.knows - {EMBEDDINGS}
+        assert to_decode.hello.knows == to_prefill.hello.knows - {EMBEDDINGS, TOKEN_TYPES}
     plain = make_worker(WorkerRole.DECODE, MemoryFabric())
     async with serving(plain) as (port,), gateway.connect(port) as stream:
         assert stream.hello is not None

@@ -120,6 +120,8 @@ def test_a_salt_of_any_length_is_refused():
         {"seeds": (1, 2)},
         {"timeout_s": math.nan},
         {"capsule": replace(EMBED.capsule, num_prompt=3)},
+        {"capsule": replace(EMBED.capsule, second_text=5)},
+        {"capsule": replace(PLAIN.capsule, second_text=2)},
         {"capsule": replace(EMBED.capsule, sampling=SamplingParams(max_tokens=1))},
         {"capsule": replace(EMBED.capsule, token_ids=np.array([VOCAB], np.int32), num_prompt=1)},
     ],
@@ -127,6 +129,7 @@ def test_a_salt_of_any_length_is_refused():
 def test_a_prompt_to_embed_has_nothing_beside_it(changes: dict[str, Any]):
     assert what_is_wrong(EMBED, VOCAB) is None
     assert what_is_wrong(replace(EMBED, **changes), VOCAB)
+    assert what_is_wrong(replace(EMBED, capsule=replace(EMBED.capsule, second_text=4)), VOCAB) is None
     assert engine_request(GatewayId(7), EMBED, 0.0).kind is Kind.EMBED
 
 

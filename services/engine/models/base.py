@@ -28,6 +28,7 @@ class ModelInput:
     row_starts: Tensor  # int[R + 1]: row r has the tokens from row_starts[r] to row_starts[r + 1]
     plan: Any  # the attention backend's, of this step
     queries: Tensor | None  # int64[Q], tokens whose successors are wanted, in any order; None: all tokens
+    token_types: Tensor | None = None  # int[T], for models whose tokens have types; None: all have type 0
 
 
 class Model(Protocol):

@@ -126,7 +126,8 @@ class Encoder:
         places = step.positions.to(torch.int64) + config.first_position
         if config.padding_id is not None:
             places = _places(step, config.padding_id)
-        x = weights.embedding[step.token_ids] + weights.token_types[0] + weights.positions[places]
+        types = weights.token_types[0 if step.token_types is None else step.token_types]
+        x = weights.embedding[step.token_ids] + types + weights.positions[places]
         x = weights.embedding_norm(x)
         for index, layer in enumerate(weights.layers):
             assert layer.attention_norm is not None
@@ -183,7 +184,7 @@ def load_bert(tensors: Tensors, config: EncoderConfig) -> EncoderWeights:
             for layer in range(config.num_layers)
         ),
         final_norm=None,
-        head=_load_head(tensors, config, "model.classifier.dense", None, "model.classifier.out_proj"),
+        head=_load_head(tensors, config),
     )
 
 
@@ -197,7 +198,7 @@ def load_modernbert(tensors: Tensors, config: EncoderConfig) -> EncoderWeights:
         embedding_norm=_load_norm(tensors, config, "model.embeddings.norm"),
         layers=tuple(_load_modern_layer(tensors, config, layer) for layer in range(config.num_layers)),
         final_norm=_load_norm(tensors, config, "model.final_norm"),
-        head=_load_head(tensors, config, "head.dense", "head.norm", "classifier"),
+        head=_load_head(tensors, config, norm="head.norm"),
     )
 
 
@@ -225,12 +226,11 @@ def _load_modern_layer(tensors: Tensors, config: EncoderConfig, layer: int) -> E
     )
 
 
-def _load_head(
-    tensors: Tensors, config: EncoderConfig, dense: str, norm: str | None, output: str
-) -> EncoderHead | None:
-    """Reads the head of a cross encoder by the names of its parts; None: the model has none."""
+def _load_head(tensors: Tensors, config: EncoderConfig, norm: str | None = None) -> EncoderHead | None:
+    """Reads the head of a cross encoder, with a norm where it is named; None: the model has none."""
     if not config.num_labels:
         return None
+    dense, output = config.head_names
     return EncoderHead(
         dense=tensors.linear(dense, bias=config.head_bias),
         activate=_ACTIVATIONS[config.head_activation],

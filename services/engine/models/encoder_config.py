@@ -34,13 +34,19 @@ class EncoderConfig(ModelConfig):
     # Cross encoders' alone.
     num_labels: int = 0  # numbers that the head makes of a pair of texts; 0: there is no head
     prefix: str = "model."  # of the names of the encoder's tensors
-    head_bias: bool = True  # of the head's first product
+    head_names: tuple[str, str] = ("", "")  # of the tensors of the head's products, the first and the second one
+    head_bias: bool = True  # of the first
     head_activation: str = "tanh"  # after it
     # ModernBERT's alone.
     local_rope: Rope | None = None  # of layers with a reach; `rope` is that of the others
     norm_bias: bool = True
     attention_bias: bool = True
     mlp_bias: bool = True
+
+    @property
+    def has_token_types(self) -> bool:
+        """Returns True if the model tells the tokens of two texts apart."""
+        return self.num_token_types > 1
 
     @property
     def attention_reaches(self) -> tuple[int | None, ...]:
@@ -133,10 +139,25 @@ def parse_modernbert_config(raw: ConfigSettings, architecture: str) -> EncoderCo
     )
 
 
+def parse_bert_classifier(raw: ConfigSettings, architecture: str) -> EncoderConfig:
+    """Returns the shape of a cross encoder that the config.json of BERT describes. Its head begins with the pooler.
+    Raises ModelError.
+    """
+    return replace(
+        parse_bert_config(raw, architecture),
+        num_labels=_num_labels(raw),
+        prefix="model.bert.",
+        head_names=("model.bert.pooler.dense", "model.classifier"),
+    )
+
+
 def parse_roberta_classifier(raw: ConfigSettings, architecture: str) -> EncoderConfig:
     """Returns the shape of a cross encoder that the config.json of RoBERTa's kind describes. Raises ModelError."""
     return replace(
-        parse_roberta_config(raw, architecture), num_labels=_num_labels(raw), prefix="model.roberta.", head_bias=True
+        parse_roberta_config(raw, architecture),
+        num_labels=_num_labels(raw),
+        prefix="model.roberta.",
+        head_names=("model.classifier.dense", "model.classifier.out_proj"),
     )
 
 
@@ -145,6 +166,7 @@ def parse_modernbert_classifier(raw: ConfigSettings, architecture: str) -> Encod
     return replace(
         parse_modernbert_config(raw, architecture),
         num_labels=_num_labels(raw),
+        head_names=("head.dense", "classifier"),
         head_bias=raw.flag("classifier_bias"),
         head_activation=_activation(raw, "classifier_activation"),
     )
@@ -269,19 +291,21 @@ def _bert_layer_shapes(config: EncoderConfig, prefix: str) -> Shapes:
     return shapes | _norm_shapes(f"{prefix}output.LayerNorm", hidden, bias=True)
 
 
-def roberta_classifier_shapes(config: EncoderConfig) -> Shapes:
-    """Returns the shapes of the tensors of RoBERTa's cross encoders."""
-    hidden, head = config.hidden_size, "model.classifier."
-    shapes = bert_shapes(config) | linear_shapes(f"{head}dense", hidden, hidden, config.head_bias)
-    return shapes | linear_shapes(f"{head}out_proj", config.num_labels, hidden, bias=True)
+def bert_classifier_shapes(config: EncoderConfig) -> Shapes:
+    """Returns the shapes of the tensors of the cross encoders of BERT's kind."""
+    return bert_shapes(config) | _head_shapes(config)
+
+
+def _head_shapes(config: EncoderConfig) -> Shapes:
+    hidden, (dense, output) = config.hidden_size, config.head_names
+    shapes = linear_shapes(dense, hidden, hidden, config.head_bias)
+    return shapes | linear_shapes(output, config.num_labels, hidden, bias=True)
 
 
 def modernbert_classifier_shapes(config: EncoderConfig) -> Shapes:
     """Returns the shapes of the tensors of ModernBERT's cross encoders."""
-    hidden = config.hidden_size
-    shapes = modernbert_shapes(config) | linear_shapes("head.dense", hidden, hidden, config.head_bias)
-    shapes |= _norm_shapes("head.norm", hidden, config.norm_bias)
-    return shapes | linear_shapes("classifier", config.num_labels, hidden, bias=True)
+    norm = _norm_shapes("head.norm", config.hidden_size, config.norm_bias)
+    return modernbert_shapes(config) | norm | _head_shapes(config)
 
 
 def modernbert_shapes(config: EncoderConfig) -> Shapes:
@@ -324,9 +348,10 @@ ENCODERS = {
     "RobertaModel": EncoderFamily("roberta", parse_roberta_config, bert_shapes),
     "XLMRobertaModel": EncoderFamily("xlm-roberta", parse_roberta_config, bert_shapes),
     "ModernBertModel": EncoderFamily("modernbert", parse_modernbert_config, modernbert_shapes),
-    "RobertaForSequenceClassification": EncoderFamily("roberta", parse_roberta_classifier, roberta_classifier_shapes),
+    "BertForSequenceClassification": EncoderFamily("bert", parse_bert_classifier, bert_classifier_shapes),
+    "RobertaForSequenceClassification": EncoderFamily("roberta", parse_roberta_classifier, bert_classifier_shapes),
     "XLMRobertaForSequenceClassification": EncoderFamily(
-        "xlm-roberta", parse_roberta_classifier, roberta_classifier_shapes
+        "xlm-roberta", parse_roberta_classifier, bert_classifier_shapes
     ),
     "ModernBertForSequenceClassification": EncoderFamily(
         "modernbert", parse_modernbert_classifier, modernbert_classifier_shapes

@@ -87,6 +87,11 @@ class ModelConfig:
         return self.output_size
 
     @property
+    def has_token_types(self) -> bool:
+        """Returns True if the model tells the tokens of two texts apart."""
+        return False
+
+    @property
     def attention_reaches(self) -> tuple[int | None, ...]:
         """Returns for each layer how far a token sees before and after it, where it sees both ways; None: all."""
         return (None,) * self.num_layers

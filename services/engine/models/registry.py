@@ -78,6 +78,7 @@ ARCHITECTURES = {
             "BertModel",
             "RobertaModel",
             "XLMRobertaModel",
+            "BertForSequenceClassification",
             "RobertaForSequenceClassification",
             "XLMRobertaForSequenceClassification",
         ),

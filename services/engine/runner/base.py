@@ -12,6 +12,7 @@ from kvtransfer.layout import KvLayout
 from services.protocol.sampling import FEW_ALTERNATIVES
 
 NO_ROWS = np.zeros(0, dtype=np.int64)
+NO_TYPES = np.zeros(0, dtype=np.int32)
 NOT_FINITE = -1  # in the place of a token
 
 
@@ -156,6 +157,8 @@ class StepTokens:
     seq_lens: np.ndarray  # int32[R], this step's tokens included
     block_tables: np.ndarray  # int32[R, B]; entries past a row's blocks, or of blocks freed behind a window, are 0
     queries: np.ndarray = field(default_factory=lambda: NO_ROWS)  # int64[Q]: of which hidden states are wanted
+    # int32[T], where the model tells tokens of a first text, 0, from those of a second one, 1; empty: all have type 0.
+    token_types: np.ndarray = field(default_factory=lambda: NO_TYPES)
 
     def rows_of(self, queries: np.ndarray) -> np.ndarray:
         """Returns the rows that these query tokens belong to, int64[n]."""
@@ -165,19 +168,20 @@ class StepTokens:
     def to_bytes(self) -> bytes:
         """Returns the arrays as bytes, for `from_bytes` in another process of the same byte order."""
         tables = self.block_tables
-        sizes = np.array([len(self.token_ids), *tables.shape, len(self.queries)], dtype=np.int64)
-        arrays = (self.queries, self.token_ids, self.positions, self.query_starts, self.seq_lens, tables)
+        sizes = np.array([len(self.token_ids), *tables.shape, len(self.queries), len(self.token_types)], dtype=np.int64)
+        numbers = (self.token_ids, self.positions, self.query_starts, self.seq_lens, tables, self.token_types)
+        arrays = (self.queries, *numbers)
         return b"".join(array.tobytes() for array in (sizes, *arrays))
 
     @classmethod
     def from_bytes(cls, packed: bytes) -> "StepTokens":
         """Returns the tokens of `to_bytes`. The arrays are views of the bytes."""
-        num_tokens, num_rows, num_blocks, num_queries = np.frombuffer(packed, np.int64, 4).tolist()
-        queries = np.frombuffer(packed, np.int64, num_queries, offset=32)
-        sizes = (num_tokens, num_tokens, num_rows + 1, num_rows, num_rows * num_blocks)
-        numbers = np.frombuffer(packed, np.int32, sum(sizes), offset=32 + queries.nbytes)
-        ids, positions, starts, lens, tables = np.split(numbers, list(accumulate(sizes[:-1])))
-        return cls(ids, positions, starts, lens, tables.reshape(num_rows, num_blocks), queries)
+        num_tokens, num_rows, num_blocks, num_queries, num_types = np.frombuffer(packed, np.int64, 5).tolist()
+        queries = np.frombuffer(packed, np.int64, num_queries, offset=40)
+        sizes = (num_tokens, num_tokens, num_rows + 1, num_rows, num_rows * num_blocks, num_types)
+        numbers = np.frombuffer(packed, np.int32, sum(sizes), offset=40 + queries.nbytes)
+        ids, positions, starts, lens, tables, types = np.split(numbers, list(accumulate(sizes[:-1])))
+        return cls(ids, positions, starts, lens, tables.reshape(num_rows, num_blocks), queries, types)
 
 
 @dataclass(slots=True, eq=False)
@@ -299,6 +303,7 @@ class Runner(Protocol):
     vocab_size: int
     embedding_size: int  # numbers of a token's hidden state, after the last norm
     window: int | None  # positions that a token sees, its own included; earlier blocks are not read. None: all
+    token_types: bool  # the model tells tokens of a pair's second text from those of the first
     whole_prompts: bool  # every prompt is in one step, and nothing of it is kept: its tokens see all of it
 
     def kv_memory(self) -> BlockMemory:

@@ -50,6 +50,7 @@ class SimulatedRunner:
         self.num_blocks = num_blocks
         self.spare_blocks = spare_blocks(num_blocks, block_size)
         self.whole_prompts = False
+        self.token_types = False
         self.vocab_size = vocab_size
         self.embedding_size = 2
         self.window = window

@@ -34,6 +34,7 @@ NAMED_LOGPROBS = 128  # logprobs of tokens that the request names
 EMBEDS = 256  # no token; hidden states of the prompt are pooled
 GUIDED = 512  # by a grammar
 MEDIA = 1024  # in the prompt
+TYPES = 2048  # its prompt is a pair of texts, whose tokens have types
 
 
 class Phase(IntEnum):
@@ -209,6 +210,7 @@ class BatchState:
             | bool(self.logprob_ids[slot]) * NAMED_LOGPROBS
             | (self.pools[slot] is not None) * EMBEDS
             | bool(request.capsule.media) * MEDIA
+            | bool(request.capsule.second_text) * TYPES
         )
 
     def close(self, slot: int) -> None:

@@ -125,8 +125,20 @@ def _capsules(asked: Resolved[EmbeddingRequest], prompts: Sequence[Prompt], call
     request, model = asked.request, asked.model
     pooling = model.base.pooling if request.pooling is None else Pooling(request.pooling)
     salt, priority = caller.cache_salt(request.cache_salt), caller.request_priority(request.priority)
-    token_ids = [prompt.token_ids for prompt in prompts]
-    return tuple(Capsule(each, len(each), _NO_TOKENS, salt, priority, pooling, model.adapter) for each in token_ids)
+    typed = model.base.cross_encoder is not None and model.base.cross_encoder.token_types
+    return tuple(
+        Capsule(
+            token_ids=prompt.token_ids,
+            num_prompt=len(prompt.token_ids),
+            sampling=_NO_TOKENS,
+            cache_salt=salt,
+            priority=priority,
+            pooling=pooling,
+            adapter=model.adapter,
+            second_text=prompt.second_text if typed else 0,
+        )
+        for prompt in prompts
+    )
 
 
 async def _collect(

@@ -5,7 +5,8 @@ request, and one instance serves all of them.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -23,6 +24,19 @@ _SPACE_MARK = "▁"
 LONG_TEXT_CHARS = 32_768
 
 _FAST_TOKENIZER = "PreTrainedTokenizerFast"  # the class in `transformers` that reads any tokenizer.json
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPair:
+    """Two texts as the tokens of one prompt.
+
+    token_ids: int32[n]. num_cut: tokens of both texts that are not among them. second_text: the index of the first
+    token of type 1; 0: there is none.
+    """
+
+    token_ids: np.ndarray
+    num_cut: int
+    second_text: int
 
 
 class Tokenizer:
@@ -103,11 +117,10 @@ class Tokenizer:
         whole = self.backend.post_process(encoding, None, add_special_tokens)
         return np.array(whole.ids[:most], np.int32), num_cut
 
-    def encode_pair(self, texts: tuple[str, str], most: int | None, *, from_left: bool) -> tuple[np.ndarray, int]:
-        """Returns the token ids of two texts with the special tokens of a pair, int32[n], at most `most` of them.
-
-        And how many went, one after the other of the longer text. from_left: a text's first tokens go, and not its last
-        ones. Releases the interpreter lock.
+    def encode_pair(self, texts: tuple[str, str], most: int | None, *, from_left: bool) -> EncodedPair:
+        """Returns two texts with the special tokens of a pair, at most `most` tokens. Where there are more, they go one
+        after the other of the longer text. from_left: a text's first tokens go, and not its last ones. Releases the
+        interpreter lock.
         """
         first, second = self.backend.encode_batch_fast([*texts], add_special_tokens=False)
         num_whole = room = len(first.ids) + len(second.ids)
@@ -117,7 +130,16 @@ class Tokenizer:
         for encoding, length in zip((first, second), kept, strict=True):
             encoding.truncate(length, direction="left" if from_left else "right")
         whole = self.backend.post_process(first, second, True)
-        return np.array(whole.ids, np.int32), num_whole - room
+        second_text = whole.type_ids.index(1) if 1 in whole.type_ids else 0
+        return EncodedPair(np.array(whole.ids, np.int32), num_whole - room, second_text)
+
+    def check_token_types(self) -> None:
+        """Raises ModelError unless the tokens of a pair have type 0 up to a place, and type 1 from there on."""
+        types: Sequence[int] = self.backend.encode("a", "b").type_ids
+        if [*types] != sorted(types) or not {*types} <= {0, 1}:
+            raise ModelError(
+                f"tokenizer.json: a pair of texts has tokens of the types {[*types]}: 0 and then 1 are supported"
+            )
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """Returns the text of token ids. Releases the interpreter lock."""

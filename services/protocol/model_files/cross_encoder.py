@@ -6,19 +6,23 @@ from services.config import Pooling
 from services.protocol.model_files.base import ModelError, Settings
 
 _ARCHITECTURES = "ForSequenceClassification"  # the end of their names
+_TYPES = "token_type_ids"  # among a tokenizer's `model_input_names`
 _ACTIVATIONS = {"Sigmoid": True, "Identity": False}  # by the ends of torch's names
 
 
 @dataclass(frozen=True, slots=True)
 class CrossEncoder:
-    """The way from a pair's tokens to its score. pooling: what the head reads. sigmoid: maps its number to 0 to 1."""
+    """The way from a pair to its score. pooling: what the head reads. sigmoid: maps its number to 0 to 1. token_types:
+    the model gets the tokenizer's types of tokens, which tell the two texts apart.
+    """
 
     pooling: Pooling
     sigmoid: bool
+    token_types: bool = False
 
 
-def read_cross_encoder(config: Settings) -> CrossEncoder | None:
-    """Returns what config.json says; None: the model is no cross encoder. Raises ModelError.
+def read_cross_encoder(config: Settings, tokenizer_config: Settings) -> CrossEncoder | None:
+    """Returns what config.json and tokenizer_config.json say; None: the model is no cross encoder. Raises ModelError.
 
     A number becomes a score by the sigmoid, as in sentence-transformers, unless the model names another function.
     """
@@ -34,4 +38,11 @@ def read_cross_encoder(config: Settings) -> CrossEncoder | None:
     kind = str(named).rpartition(".")[2]
     if kind not in _ACTIVATIONS:
         raise ModelError(f"config.json: the activation {named} is not supported (Sigmoid and Identity are)")
-    return CrossEncoder(Pooling(pooling), _ACTIVATIONS[kind])
+    return CrossEncoder(Pooling(pooling), _ACTIVATIONS[kind], _has_token_types(config, tokenizer_config))
+
+
+def _has_token_types(config: Settings, tokenizer_config: Settings) -> bool:
+    """Returns True if the model has types of tokens, and its tokenizer gives them."""
+    inputs = tokenizer_config.get("model_input_names")
+    gives = not isinstance(inputs, list) or _TYPES in inputs
+    return config.get("model_type") == "bert" and config.get("type_vocab_size", 2) != 1 and gives

@@ -61,7 +61,7 @@ def read_model_info(files: ModelFiles, overrides: Settings | None = None) -> Mod
     """Reads limits and defaults of a model. overrides: see `read_generation_defaults`. Raises ModelError."""
     with naming(files):
         config = _config(files)
-        cross_encoder = read_cross_encoder(files.config())
+        cross_encoder = read_cross_encoder(files.config(), files.tokenizer_config())
         modules = read_sentence_modules(files.path) if files.path.is_dir() and cross_encoder is None else None
         own_pooling = Pooling.LAST if cross_encoder is None else cross_encoder.pooling
         return ModelInfo(

@@ -34,6 +34,7 @@ def pack_capsule(capsule: Capsule) -> sampling_pb2.Capsule:
         cache_salt=capsule.cache_salt,
         pooling="" if capsule.pooling is None else capsule.pooling.value,
         priority=capsule.priority,
+        second_text=capsule.second_text,
     )
 
 
@@ -49,6 +50,7 @@ def parse_capsule(packed: sampling_pb2.Capsule) -> Capsule:
         cache_salt=packed.cache_salt,
         priority=packed.priority,
         pooling=_parse_pooling(packed.pooling) if packed.pooling else None,
+        second_text=packed.second_text,
     )
 
 

@@ -656,6 +656,15 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "GTE ModernBERT, reranker": _MODERNBERT
     | {"architectures": ["ModernBertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
     | {"label2id": {"LABEL_0": 0}},
+    "MS MARCO MiniLM, reranker": _BERT
+    | {"architectures": ["BertForSequenceClassification"], "hidden_size": 384, "intermediate_size": 1536}
+    | {
+        "id2label": {"0": "LABEL_0"},
+        "label2id": {"LABEL_0": 0},
+        "num_hidden_layers": 6,
+        "gradient_checkpointing": False,
+    }
+    | {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},
     "BGE reranker": _BERT
     | {"architectures": ["XLMRobertaForSequenceClassification"], "model_type": "xlm-roberta", "hidden_size": 768}
     | {"intermediate_size": 3072, "max_position_embeddings": 514, "pad_token_id": 1, "bos_token_id": 0}

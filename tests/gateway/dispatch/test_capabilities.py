@@ -33,6 +33,11 @@ def salted() -> GenerationRequest:
     return replace(plain, capsules=tuple(replace(capsule, cache_salt="s") for capsule in plain.capsules))
 
 
+def pair() -> GenerationRequest:
+    plain = embedding_request(PROMPT)
+    return replace(plain, capsules=tuple(replace(capsule, second_text=4) for capsule in plain.capsules))
+
+
 async def generate(stack: Stack, wanted: GenerationRequest) -> None:
     async with stack.dispatcher.generate(wanted):
         pass
@@ -48,6 +53,7 @@ async def generate(stack: Stack, wanted: GenerationRequest) -> None:
             "do not support 'allowed_token_ids', answers that must have a form.",
         ),
         (embedding_request(PROMPT), "do not support embeddings."),
+        (pair(), "do not support embeddings, pairs of texts whose tokens have types."),
     ],
 )
 async def test_what_no_worker_knows_is_refused_in_words_and_not_waited_for(wanted: GenerationRequest, words: str):
@@ -134,6 +140,7 @@ def test_a_capsule_needs_what_it_asks_for():
     assert capsule.needs == frozenset()
     assert form.needs == {GRAMMAR, "logprob_token_ids"}
     assert embedding_request(PROMPT).capsules[0].needs == {"embeddings"}
+    assert pair().capsules[0].needs == {"embeddings", "token_types"}
 
 
 def test_every_capability_has_words_and_a_name_of_its_own():

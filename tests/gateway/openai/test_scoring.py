@@ -188,9 +188,11 @@ async def test_a_cross_encoder_reads_both_texts_at_once(sigmoid: bool):
             found = [result["relevance_score"] for result in answer["results"]]
             assert found == pytest.approx(scores[::-1].tolist(), abs=1e-7)
         capsules = api.generator.requests[0].capsules
-        pairs = [api.tokenizer.encode_pair(("q", text), None, from_left=False)[0] for text in RANKED["documents"]]
+        encoded = [api.tokenizer.encode_pair(("q", text), None, from_left=False) for text in RANKED["documents"]]
+        pairs = [pair.token_ids for pair in encoded]
         assert [capsule.token_ids.tolist() for capsule in capsules] == [pair.tolist() for pair in pairs]
         assert {capsule.pooling for capsule in capsules} == {Pooling.MEAN}
+        assert {capsule.second_text for capsule in capsules} == {0}
         assert answer["usage"]["prompt_tokens"] == sum(map(len, pairs))
         api.generator.script = deltas([1.0], [2.0])
         scored = (await post(api, "/score", text_1=["a", "b"], text_2=["c", "d"], use_activation=False)).json()
@@ -198,15 +200,25 @@ async def test_a_cross_encoder_reads_both_texts_at_once(sigmoid: bool):
         assert len(api.generator.requests[-1].capsules) == 2
 
 
+async def test_a_cross_encoder_with_types_of_tokens_is_told_where_the_second_text_begins():
+    async with running_api(cross_encoder=CrossEncoder(Pooling.CLS, sigmoid=True, token_types=True)) as api:
+        api.generator.script = deltas([1.0], [2.0], [3.0])
+        await post(api, **RANKED)
+        firsts = [capsule.second_text for capsule in api.generator.requests[0].capsules]
+        encoded = [api.tokenizer.backend.encode("q", text) for text in RANKED["documents"]]
+        assert firsts == [encoding.type_ids.index(1) for encoding in encoded]
+        assert min(firsts) > 0
+
+
 async def test_a_cross_encoder_cuts_the_longer_text_and_names_one_that_is_too_long():
     async with running_api(cross_encoder=CrossEncoder(Pooling.CLS, sigmoid=True)) as api:
         assert refusal(await post(api, query="q", documents=["a", "long " * 300]))[0] == "documents[1]"
         api.generator.script = deltas([1.0])
         await post(api, query="qrs", documents=["abcdefgh"], truncate_prompt_tokens=7)
-        ids, num_cut = api.tokenizer.encode_pair(("qrs", "abcdefgh"), 7, from_left=False)
-        assert api.generator.requests[-1].capsules[0].token_ids.tolist() == ids.tolist()
-        assert len(ids) == 7
-        assert num_cut > 0
+        pair = api.tokenizer.encode_pair(("qrs", "abcdefgh"), 7, from_left=False)
+        assert api.generator.requests[-1].capsules[0].token_ids.tolist() == pair.token_ids.tolist()
+        assert len(pair.token_ids) == 7
+        assert pair.num_cut > 0
 
 
 async def test_a_cross_encoder_makes_no_embeddings():

@@ -65,6 +65,7 @@ class TorchRunner:
         pool = torch.from_numpy(blocks).view(-1).view(weights.dtype).view(self.layout.shape(len(blocks)))
         self._cores = cores
         self.whole_prompts = not config.is_causal
+        self.token_types = config.has_token_types
         self._attention = make_attention(
             pool,
             self.layout,
@@ -147,6 +148,7 @@ class TorchRunner:
             row_starts=torch.from_numpy(tokens.query_starts),
             plan=self._attention.prepare(queries, self._windows),
             queries=torch.from_numpy(tokens.queries),
+            token_types=torch.from_numpy(tokens.token_types) if len(tokens.token_types) else None,
         )
 
     def _score(self, hidden: torch.Tensor, scored: ScoredTokens) -> StepLogprobs:

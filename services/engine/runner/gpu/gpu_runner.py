@@ -103,6 +103,7 @@ class GpuRunner:
         self.num_blocks = len(pool) - len(spare_blocks(0, layout.block_size))
         self.spare_blocks = spare_blocks(self.num_blocks, layout.block_size)
         self.whole_prompts = False
+        self.token_types = False
         self.vocab_size = config.vocab_size
         self.embedding_size = config.output_size
         self.window = config.window

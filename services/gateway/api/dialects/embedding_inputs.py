@@ -150,8 +150,8 @@ class EmbeddingInputs:
         most, from_left = request.truncate_prompt_tokens, request.truncation_side == "left"
         most = max_tokens if most == -1 else most
         if isinstance(one, tuple):
-            token_ids, num_cut = self._tokenizer.encode_pair(one, most, from_left=from_left)
-            return Prompt(token_ids, num_cut=num_cut)
+            pair = self._tokenizer.encode_pair(one, most, from_left=from_left)
+            return Prompt(pair.token_ids, num_cut=pair.num_cut, second_text=pair.second_text)
         if isinstance(one, list):
             kept = one if most is None else one[-most:] if from_left else one[:most]
             return Prompt(as_token_ids(kept, param))

@@ -22,7 +22,8 @@ class Prompt:
     token_ids: int32[n]. echo: the text that its answers begin with. echo_lengths: of each token in that text, in
     characters, where answers begin with the tokens too. reading: how the parts of its answers are told apart; None: all
     of their text is content. num_cut: tokens that were made of its text, and are not in it. token_offsets: see
-    `TextTokens`; None also for token ids of the client's own.
+    `TextTokens`; None also for token ids of the client's own. second_text: of a pair of texts, where the second one
+    begins by the tokenizer's types of tokens; 0: all have the type 0.
     """
 
     token_ids: np.ndarray
@@ -31,6 +32,7 @@ class Prompt:
     reading: Reading | None = None
     num_cut: int = 0
     token_offsets: np.ndarray | None = None
+    second_text: int = 0
 
 
 @dataclass(frozen=True, slots=True)
