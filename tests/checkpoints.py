@@ -27,6 +27,7 @@ from transformers import (
     GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    LlamaForSequenceClassification,
     MinistralConfig,
     MinistralForCausalLM,
     MistralConfig,
@@ -44,10 +45,12 @@ from transformers import (
     Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2ForSequenceClassification,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3ForSequenceClassification,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
     RobertaConfig,
@@ -113,6 +116,11 @@ ENCODERS = {
     "roberta": (RobertaConfig, RobertaModel),
     "xlm-roberta": (XLMRobertaConfig, XLMRobertaModel),
 }
+SCORERS = {
+    "llama-scorer": (LlamaConfig, LlamaForSequenceClassification),
+    "qwen2-scorer": (Qwen2Config, Qwen2ForSequenceClassification),
+    "qwen3-scorer": (Qwen3Config, Qwen3ForSequenceClassification),
+}
 CROSS_ENCODERS = {
     "bert-classifier": (BertConfig, BertForSequenceClassification),
     "modernbert-classifier": (ModernBertConfig, ModernBertForSequenceClassification),
@@ -163,7 +171,7 @@ def write_checkpoint(
     **config: Any,
 ) -> Path:
     """Writes a checkpoint with random weights and returns its directory. `config` overrides the tiny defaults."""
-    config_class, model_class = (FAMILIES | ENCODERS | CROSS_ENCODERS)[family]
+    config_class, model_class = (FAMILIES | ENCODERS | CROSS_ENCODERS | SCORERS)[family]
     shape: dict[str, Any] = {
         "vocab_size": 320,
         "hidden_size": 64,
@@ -180,9 +188,9 @@ def write_checkpoint(
         shape |= {"intermediate_size": 96, "pad_token_id": 1, "eos_token_id": 2}
     else:
         shape |= {"intermediate_size": 96, "num_key_value_heads": 2}
-    if family in CROSS_ENCODERS:
+    if family in CROSS_ENCODERS | SCORERS:
         shape["num_labels"] = 1
-    if family in ("gemma2", "gemma3", "gpt_oss", "llama", "ministral", "mistral", "mixtral", "qwen3"):
+    if family in ("gemma2", "gemma3", "gpt_oss", "llama", "ministral", "mistral", "mixtral", "qwen3", "qwen3-scorer"):
         shape["head_dim"] = 16
     if family in ("deepseek_v2", "deepseek_v3"):
         shape |= LATENT

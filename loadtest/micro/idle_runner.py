@@ -19,6 +19,7 @@ class IdleRunner:
     spare_blocks = range(0)
     whole_prompts = False
     token_types = False
+    generates = True
 
     def __init__(
         self, num_blocks: int, step_s: float = 0.0, *, layout: KvLayout = SMALLEST, vocab_size: int = 1 << 30

@@ -56,6 +56,7 @@ class _MarkingRunner:
         self.window = inner.window
         self.whole_prompts = inner.whole_prompts
         self.token_types = inner.token_types
+        self.generates = inner.generates
         self._inner = inner
         self._marks = marks
 

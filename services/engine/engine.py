@@ -76,8 +76,8 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Takes a request, or fails it; its tokens and its failure are in the outputs."""
-        if self.runner.whole_prompts and request.kind is not Kind.EMBED:
-            self.sequences.fail(request, FailureCode.UNSUPPORTED, "this model makes embeddings, and generates nothing")
+        if not self.runner.generates and request.kind is not Kind.EMBED:
+            self.sequences.fail(request, FailureCode.UNSUPPORTED, "this model generates nothing")
         elif request.capsule.second_text and not self.runner.token_types:
             self.sequences.fail(request, FailureCode.UNSUPPORTED, "the tokens of this model have no types")
         elif request.capsule.sampling.grammar and not self._guides:

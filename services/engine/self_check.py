@@ -69,9 +69,9 @@ class SelfCheck:
 
     def _compute(self) -> np.ndarray:
         """Returns log-probabilities of tokens that follow in the prompt, float32[n]; NaN where something is not
-        finite. Of a model that generates nothing it returns the mean of the prompt's hidden states.
+        finite. Of a model that generates nothing it returns the prompt's embedding or score, by the mean.
         """
-        if self._runner.whole_prompts:
+        if not self._runner.generates:
             return self._pool()
         first_decoded = max(1, self._length - _NUM_DECODED)
         borders = [0, *range(first_decoded, self._length + 1)]
@@ -86,7 +86,7 @@ class SelfCheck:
             positions=np.arange(length, dtype=np.int32),
             query_starts=np.array([0, length], dtype=np.int32),
             seq_lens=length * one,
-            block_tables=np.zeros((1, 0), dtype=np.int32),
+            block_tables=np.array([self._runner.spare_blocks], dtype=np.int32),
         )
         pooled = PooledTokens(np.arange(length), np.array([0, length]))
         self._runner.launch(StepInput.of(step, NO_ROWS, SamplingBatch.greedy(0), pooled=pooled))

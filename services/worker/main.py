@@ -67,8 +67,8 @@ def _load(config: WorkerConfig, scheduler: Scheduler, gc_watch: GcWatch, tls: Ce
     engine = config.workers.engine
     with LoadingDisplay() as display:
         loaded = load_runner(engine, display)
-    if config.role is WorkerRole.DECODE and loaded.runner.whole_prompts:
-        raise ModelError("this model makes embeddings alone: it has prefill workers, and no decode workers")
+    if config.role is WorkerRole.DECODE and not loaded.runner.generates:
+        raise ModelError("this model generates nothing: it has prefill workers, and no decode workers")
     for notice in loaded.notices:
         log.warning(notice)
     if engine.kv_memory_bytes is not None:  # who names a size means to have it; the default may never be used
@@ -98,7 +98,7 @@ def _load(config: WorkerConfig, scheduler: Scheduler, gc_watch: GcWatch, tls: Ce
 
 def _guidance(files: ModelFiles, loaded: LoadedModel) -> Guidance | None:
     """Returns None for a model that generates nothing, and, with a warning, for a tokenizer that it cannot read."""
-    if loaded.runner.whole_prompts:
+    if not loaded.runner.generates:
         return None
     try:
         return Guidance(files.tokenizer().decode(), loaded.vocab_size, loaded.eos_token_ids)

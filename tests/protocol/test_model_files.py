@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from services.config import Pooling
@@ -211,6 +212,16 @@ def test_a_cross_encoder_says_how_its_number_becomes_a_score(
     assert info.cross_encoder == expected
     if expected is not None:
         assert (info.pooling, info.generates) == (expected.pooling, False)
+
+
+@pytest.mark.parametrize("padding_id", [None, 5])
+def test_a_decoder_scores_a_pair_by_its_last_token_that_is_no_padding(tmp_path: Path, padding_id: int | None) -> None:
+    config = CONFIG | {"architectures": ["Qwen3ForSequenceClassification"], "model_type": "qwen3"}
+    info = read_model_info(open_model(model_dir(tmp_path, config | {"pad_token_id": padding_id})))
+    assert info.cross_encoder == CrossEncoder(Pooling.LAST, True, padding_id=padding_id)
+    for tokens, kept in (([5, 1, 2], 3), ([1, 5, 2, 5, 5], 3), ([5, 5], 1), ([4], 1)):
+        left = info.cross_encoder.without_padding(np.array(tokens, np.int32))
+        assert left.tolist() == (tokens if padding_id is None else tokens[:kept])
 
 
 @pytest.mark.parametrize(

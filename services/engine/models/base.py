@@ -1,10 +1,13 @@
 """The seam between models and the rest of the engine: a forward pass."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+Head = Callable[[Tensor], Tensor]  # pooled hidden states, float32[P, hidden], to scores, float32[P, labels]
 
 
 class Weights(Protocol):
@@ -33,6 +36,10 @@ class ModelInput:
 
 class Model(Protocol):
     """A model over one attention backend, and so over one pool of KV blocks."""
+
+    @property
+    def head(self) -> Head | None:
+        """Returns the head for scores of a model that makes them; None: what is pooled becomes embeddings."""
 
     def forward(self, step: ModelInput) -> Tensor:
         """Runs all tokens and stores their KV. Returns the hidden states of the queries for `logits`, [Q, width]."""

@@ -14,6 +14,8 @@ from services.engine.models.rope_settings import (
 )
 from services.protocol.model_files.base import ModelError
 
+SCORE = "score.weight"  # the tensor of a head for scores
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig(ModelConfig):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from services.engine.attention.base import Attention
 from services.engine.kernels.base import Operations, Rows
-from services.engine.models.base import ModelInput
+from services.engine.models.base import Head, ModelInput
 from services.engine.models.config import DecoderConfig
 from services.engine.models.parts import GroupedAttention, Turn
 from services.engine.models.rope import inverse_frequencies, magnitude, rotation
@@ -71,6 +71,11 @@ class Decoder:
             return self._run(step, queries, with_logits=False)
         # Copies of so many rows would take more memory than any other layer.
         return self._run(step, None, with_logits=False)[queries]
+
+    @property
+    def head(self) -> Head | None:
+        """See `Model.head`."""
+        return self._weights.lm_head if self._config.num_labels else None
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Model.logits`."""

@@ -6,8 +6,9 @@ would change the computation and is not implemented is refused by name: no setti
 
 from dataclasses import replace
 
-from services.engine.models.config import DecoderConfig, layer_prefix
+from services.engine.models.config import SCORE, DecoderConfig, layer_prefix
 from services.engine.models.families import FAMILIES, Family
+from services.engine.models.label_settings import read_num_labels
 from services.engine.models.model_config import Shard, read_dtype
 from services.engine.models.rope_settings import (
     ROPE_OF_ALL_LENGTHS,
@@ -74,7 +75,8 @@ def parse_decoder_config(raw: ConfigSettings, architecture: str) -> DecoderConfi
         output_bias=attention_bias,
         mlp_bias=mlp_bias,
         experts=None if family.experts is None else family.experts(raw, num_layers),
-        tie_word_embeddings=raw.flag("tie_word_embeddings", family.tied_by_default),
+        tie_word_embeddings=raw.flag("tie_word_embeddings", family.tied_by_default) and not family.scores,
+        num_labels=read_num_labels(raw) if family.scores else 0,
         dtype=read_dtype(raw),
         num_mtp_layers=0 if family.default_mtp_layers is None else _num_mtp_layers(raw, family.default_mtp_layers),
         latent=latent,
@@ -114,7 +116,9 @@ def decoder_shapes(config: DecoderConfig) -> Shapes:
         "model.embed_tokens.weight": (config.vocab_size, config.hidden_size),
         "model.norm.weight": (config.hidden_size,),
     }
-    if not config.tie_word_embeddings:
+    if config.num_labels:
+        shapes[SCORE] = (config.num_labels, config.hidden_size)
+    elif not config.tie_word_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
     for layer in range(config.num_layers):
         shapes |= {f"{layer_prefix(layer)}{name}": shape for name, shape in _layer_shapes(config, layer).items()}

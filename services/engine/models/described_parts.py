@@ -41,8 +41,8 @@ def described_parts(config: ModelConfig) -> dict[str, str]:
 
 
 def _output(config: ModelConfig) -> str:
-    if not config.is_causal:
-        return "a score, by a head" if isinstance(config, EncoderConfig) and config.num_labels else "embeddings"
+    if not config.generates:
+        return "a score, by a head" if config.num_labels else "embeddings"
     return "the embedding's weights" if config.tie_word_embeddings else "weights of its own"
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from services.engine.attention.base import Attention
 from services.engine.kernels.base import Operations
-from services.engine.models.base import ModelInput
+from services.engine.models.base import Head, ModelInput
 from services.engine.models.encoder_config import EncoderConfig
 from services.engine.models.linear import Linear
 from services.engine.models.rope import inverse_frequencies, rotation
@@ -107,9 +107,13 @@ class Encoder:
         return x if step.queries is None else x[step.queries]
 
     @property
-    def head(self) -> EncoderHead | None:
-        """Returns the head of a cross encoder; None: prompts become embeddings."""
-        return self._weights.head
+    def head(self) -> Head | None:
+        """See `Model.head`."""
+        return None if self._weights.head is None else self._score
+
+    def _score(self, pooled: Tensor) -> Tensor:
+        assert self._weights.head is not None
+        return self._weights.head(pooled.to(self._weights.dtype)).to(torch.float32)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Raises AssertionError: no scheduler plans a token of an encoder."""

@@ -8,6 +8,7 @@ or in some layers of ModernBERT those that are near. No token is generated, so n
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from services.engine.models.label_settings import read_num_labels
 from services.engine.models.model_config import ModelConfig, Shard, read_dtype
 from services.engine.models.rope_settings import Rope
 from services.engine.models.settings import ConfigSettings
@@ -32,7 +33,6 @@ class EncoderConfig(ModelConfig):
     first_position: int = 0  # row of a row's first token
     padding_id: int | None = None  # a token whose position is the row before the first one; None: none is special
     # Cross encoders' alone.
-    num_labels: int = 0  # numbers that the head makes of a pair of texts; 0: there is no head
     prefix: str = "model."  # of the names of the encoder's tensors
     head_names: tuple[str, str] = ("", "")  # of the tensors of the head's products, the first and the second one
     head_bias: bool = True  # of the first
@@ -52,11 +52,6 @@ class EncoderConfig(ModelConfig):
     def attention_reaches(self) -> tuple[int | None, ...]:
         """Returns the reach of each layer."""
         return self.reaches
-
-    @property
-    def embedding_size(self) -> int:
-        """Returns how many numbers come of a prompt."""
-        return self.num_labels or self.hidden_size
 
     @property
     def is_modern(self) -> bool:
@@ -145,7 +140,7 @@ def parse_bert_classifier(raw: ConfigSettings, architecture: str) -> EncoderConf
     """
     return replace(
         parse_bert_config(raw, architecture),
-        num_labels=_num_labels(raw),
+        num_labels=read_num_labels(raw),
         prefix="model.bert.",
         head_names=("model.bert.pooler.dense", "model.classifier"),
     )
@@ -155,7 +150,7 @@ def parse_roberta_classifier(raw: ConfigSettings, architecture: str) -> EncoderC
     """Returns the shape of a cross encoder that the config.json of RoBERTa's kind describes. Raises ModelError."""
     return replace(
         parse_roberta_config(raw, architecture),
-        num_labels=_num_labels(raw),
+        num_labels=read_num_labels(raw),
         prefix="model.roberta.",
         head_names=("model.classifier.dense", "model.classifier.out_proj"),
     )
@@ -165,23 +160,11 @@ def parse_modernbert_classifier(raw: ConfigSettings, architecture: str) -> Encod
     """Returns the shape of a cross encoder that the config.json of ModernBERT describes. Raises ModelError."""
     return replace(
         parse_modernbert_config(raw, architecture),
-        num_labels=_num_labels(raw),
+        num_labels=read_num_labels(raw),
         head_names=("head.dense", "classifier"),
         head_bias=raw.flag("classifier_bias"),
         head_activation=_activation(raw, "classifier_activation"),
     )
-
-
-def _num_labels(raw: ConfigSettings) -> int:
-    """Returns the number of labels, which must be one: the score of a pair. Raises ModelError."""
-    labels = raw.value("id2label")
-    number = raw.integer("num_labels", len(labels) if isinstance(labels, dict) else 2)
-    if number != 1 or (isinstance(labels, dict) and len(labels) != 1):
-        key = "id2label" if isinstance(labels, dict) else "num_labels"
-        raise raw.refusal(key, "is not supported: a pair of texts gets one score, by one label")
-    raw.require("problem_type", raw.text("problem_type"))  # of losses alone
-    raw.disregard("sbert_ce_default_activation_function", "sentence_transformers")  # gateways read them
-    return number
 
 
 def _parse(

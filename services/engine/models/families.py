@@ -1,7 +1,7 @@
 """The families of decoders: what each differs in from the plain one, in settings of config.json and in parts."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -107,6 +107,7 @@ class Family:
     experts: Callable[[ConfigSettings, int], Experts | None] | None = None  # reads config.json, for so many layers
     latent: Callable[[ConfigSettings], Latent] | None = None  # reads config.json; None: attention is grouped
     default_mtp_layers: int | None = None  # `num_nextn_predict_layers` by default; None: there are no such layers
+    scores: bool = False  # a head for a score is in the place of the output layer
     attention: PartTensors = GROUPED_ATTENTION
     mlp: PartTensors = GATED_MLP
 
@@ -239,4 +240,8 @@ FAMILIES = {
         attention=FUSED_ATTENTION,
         mlp=FUSED_MLP,
     ),
+}
+FAMILIES |= {
+    f"{name}ForSequenceClassification": replace(FAMILIES[f"{name}ForCausalLM"], scores=True)
+    for name in ("Llama", "Qwen2", "Qwen3")
 }

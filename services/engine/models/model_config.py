@@ -70,11 +70,17 @@ class ModelConfig:
     num_mtp_layers: int = 0  # behind the last layer, for the prediction of further tokens; nobody reads their tensors
     attention_softcap: float | None = None  # of attention scores, see `Scoring`
     is_causal: bool = True  # False: every token sees all of its prompt; the model makes embeddings and no tokens
+    num_labels: int = 0  # numbers that a head makes of a prompt's pooled states, a score; 0: there is no such head
 
     @property
     def output_size(self) -> int:
         """Returns the width of what `Model.forward` returns."""
         return self.hidden_size
+
+    @property
+    def generates(self) -> bool:
+        """Returns False for a model that makes embeddings or scores alone."""
+        return self.is_causal and not self.num_labels
 
     @property
     def num_planes(self) -> int:
@@ -84,7 +90,7 @@ class ModelConfig:
     @property
     def embedding_size(self) -> int:
         """Returns how many numbers come of a prompt for which no token is wanted."""
-        return self.output_size
+        return self.num_labels or self.output_size
 
     @property
     def has_token_types(self) -> bool:

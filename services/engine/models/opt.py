@@ -108,6 +108,10 @@ class Opt:
         x = self._run_layers(step)
         return self._end(x if step.queries is None else x[step.queries])
 
+    @property
+    def head(self) -> None:
+        """See `Model.head`."""
+
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Model.logits`."""
         return self._weights.lm_head(hidden)

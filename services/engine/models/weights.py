@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.engine.models.config import DecoderConfig, layer_prefix
+from services.engine.models.config import SCORE, DecoderConfig, layer_prefix
 from services.engine.models.families import FAMILIES
 from services.engine.models.linear import Linear
 from services.engine.models.parts import AttentionPart, Mlp, load_attention, load_gated_mlp, load_norm
@@ -41,7 +41,7 @@ class DecoderWeights:
     embedding: Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [hidden]
-    lm_head: Linear  # hidden -> vocab
+    lm_head: Linear  # hidden -> vocab; of a model with a head for scores that head, hidden -> labels, in float32
     sinks: Tensor | None = None  # float32[layers, heads], see `Scoring`
 
     @property
@@ -58,7 +58,7 @@ def load_decoder(tensors: Tensors, config: DecoderConfig, parts: LayerParts) -> 
         embedding=embedding,
         layers=tuple(_load_layer(tensors, config, parts, layer) for layer in range(config.num_layers)),
         final_norm=load_norm(tensors, config, "model.norm"),
-        lm_head=tensors.head(embedding, tied=config.tie_word_embeddings),
+        lm_head=_load_output(tensors, config, embedding),
         sinks=_load_sinks(tensors, config) if config.attention_sinks else None,
     )
 
@@ -77,6 +77,13 @@ def _load_layer(tensors: Tensors, config: DecoderConfig, parts: LayerParts, laye
         mlp=parts.mlp(tensors, config, layer),
         fed_norm=norm(norms.after_mlp),
     )
+
+
+def _load_output(tensors: Tensors, config: DecoderConfig, embedding: Tensor) -> Linear:
+    """Reads the output layer, or the head for scores."""
+    if config.num_labels:
+        return Linear(tensors.vector(SCORE).to(torch.float32), None)
+    return tensors.head(embedding, tied=config.tie_word_embeddings)
 
 
 def _load_sinks(tensors: Tensors, config: DecoderConfig) -> Tensor:

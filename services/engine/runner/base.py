@@ -301,7 +301,8 @@ class Runner(Protocol):
     num_blocks: int
     spare_blocks: range  # ids of blocks beside these, for `SelfCheck` alone; none: nothing is computed
     vocab_size: int
-    embedding_size: int  # numbers of a token's hidden state, after the last norm
+    embedding_size: int  # numbers that come of a prompt that is pooled: hidden states after the last norm, or a score
+    generates: bool  # False: the model makes embeddings or scores alone
     window: int | None  # positions that a token sees, its own included; earlier blocks are not read. None: all
     token_types: bool  # the model tells tokens of a pair's second text from those of the first
     whole_prompts: bool  # every prompt is in one step, and nothing of it is kept: its tokens see all of it

@@ -94,7 +94,7 @@ def plan_load(engine: EngineConfig) -> LoadPlan:
     with naming(files):
         config = parse_model_config(files.config())
         eos_token_ids, eos_notices = _ends_of_answers(files, config)
-    if not config.is_causal:
+    if not config.generates:
         device = _CPU
     check_options(engine, config)
     longest = wanted_len(engine, config)

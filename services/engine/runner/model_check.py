@@ -25,7 +25,7 @@ class ModelFacts:
 
     max_positions: int  # that it was made for
     has_chat_template: bool
-    generates: bool = True  # False: it makes embeddings alone
+    generates: bool = True  # False: it makes embeddings or scores alone
 
 
 def check_model(engine: EngineConfig, num_workers: int) -> ModelFacts:
@@ -45,17 +45,17 @@ def check_model(engine: EngineConfig, num_workers: int) -> ModelFacts:
     if engine.device is DeviceKind.CPU:
         check_memory(engine, config, num_workers, one_alone="`--prefill 0 --decode 1` starts one worker alone")
     has_template = files.chat_template() is not None
-    return ModelFacts(config.max_position_embeddings, has_chat_template=has_template, generates=config.is_causal)
+    return ModelFacts(config.max_position_embeddings, has_chat_template=has_template, generates=config.generates)
 
 
 def check_options(engine: EngineConfig, config: ModelConfig) -> None:
-    """Raises ModelError for options that mean nothing for a model which makes embeddings alone."""
-    if config.is_causal:
+    """Raises ModelError for options that mean nothing for a model which generates nothing."""
+    if config.generates:
         return
-    if engine.kv_memory_bytes is not None:
+    if engine.kv_memory_bytes is not None and not config.is_causal:
         raise ModelError("--kv-memory is for models that generate: this one makes embeddings, and keeps no KV")
     if engine.device is DeviceKind.CUDA:
-        raise ModelError("--device cuda: a model that makes embeddings alone runs on the CPU so far")
+        raise ModelError("--device cuda: a model that makes embeddings or scores alone runs on the CPU so far")
 
 
 def wanted_len(engine: EngineConfig, config: ModelConfig) -> int:

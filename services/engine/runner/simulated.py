@@ -51,6 +51,7 @@ class SimulatedRunner:
         self.spare_blocks = spare_blocks(num_blocks, block_size)
         self.whole_prompts = False
         self.token_types = False
+        self.generates = True
         self.vocab_size = vocab_size
         self.embedding_size = 2
         self.window = window

@@ -125,19 +125,20 @@ def _capsules(asked: Resolved[EmbeddingRequest], prompts: Sequence[Prompt], call
     request, model = asked.request, asked.model
     pooling = model.base.pooling if request.pooling is None else Pooling(request.pooling)
     salt, priority = caller.cache_salt(request.cache_salt), caller.request_priority(request.priority)
-    typed = model.base.cross_encoder is not None and model.base.cross_encoder.token_types
+    pairs = model.base.cross_encoder
+    token_ids = [prompt.token_ids if pairs is None else pairs.without_padding(prompt.token_ids) for prompt in prompts]
     return tuple(
         Capsule(
-            token_ids=prompt.token_ids,
-            num_prompt=len(prompt.token_ids),
+            token_ids=tokens,
+            num_prompt=len(tokens),
             sampling=_NO_TOKENS,
             cache_salt=salt,
             priority=priority,
             pooling=pooling,
             adapter=model.adapter,
-            second_text=prompt.second_text if typed else 0,
+            second_text=prompt.second_text if pairs is not None and pairs.token_types else 0,
         )
-        for prompt in prompts
+        for tokens, prompt in zip(token_ids, prompts, strict=True)
     )
 
 

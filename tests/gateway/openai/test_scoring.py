@@ -200,6 +200,17 @@ async def test_a_cross_encoder_reads_both_texts_at_once(sigmoid: bool):
         assert len(api.generator.requests[-1].capsules) == 2
 
 
+async def test_padding_at_the_end_of_a_pair_does_not_count():
+    """The score is that of the last token which is none, as in `transformers`."""
+    async with running_api(cross_encoder=CrossEncoder(Pooling.LAST, sigmoid=True, padding_id=1)) as api:
+        api.generator.script = deltas([1.0])
+        await post(api, query="q", documents=["a <|eos|> b<|eos|><|eos|>"])
+        (capsule,) = api.generator.requests[0].capsules
+        whole = api.tokenizer.encode_pair(("q", "a <|eos|> b"), None, from_left=False).token_ids
+        assert capsule.token_ids.tolist() == whole.tolist()
+        assert capsule.num_prompt == len(whole)
+
+
 async def test_a_cross_encoder_with_types_of_tokens_is_told_where_the_second_text_begins():
     async with running_api(cross_encoder=CrossEncoder(Pooling.CLS, sigmoid=True, token_types=True)) as api:
         api.generator.script = deltas([1.0], [2.0], [3.0])

@@ -14,11 +14,9 @@ from services.engine.attention.base import PagedQueries
 from services.engine.kernels.cpu.huge_pages import allocate
 from services.engine.kernels.load import make_operations
 from services.engine.models.base import ModelInput, Weights
-from services.engine.models.encoder import Encoder
 from services.engine.models.model_config import ModelConfig
 from services.engine.models.registry import make_model
 from services.engine.runner.base import (
-    PooledTokens,
     ScoredTokens,
     StepInput,
     StepLogprobs,
@@ -34,7 +32,7 @@ from services.engine.runner.cpu.sampler import sample, score
 from services.engine.runner.cpu.shared_core_operations import SharedCoreOperations
 from services.engine.runner.load_plan import kv_layout
 from services.engine.runner.not_finite import rows_not_finite
-from services.engine.runner.pooled import pooled_sums
+from services.engine.runner.pooled import pooled_outputs
 
 _SCORED_AT_ONCE = 256  # tokens of prompts that are scored at once
 _MANY_PROMPT_TOKENS = 64  # fewer do not make a step much longer
@@ -66,6 +64,7 @@ class TorchRunner:
         self._cores = cores
         self.whole_prompts = not config.is_causal
         self.token_types = config.has_token_types
+        self.generates = config.generates
         self._attention = make_attention(
             pool,
             self.layout,
@@ -125,19 +124,9 @@ class TorchRunner:
         if step.scored is not None:
             output.scored = self._score(scored, step.scored)
         if step.pooled is not None:
-            output.pooled = self._pool(pooled, step.pooled).numpy()
+            output.pooled = pooled_outputs(pooled, step.pooled, self._model.head).numpy()
         output.not_finite = rows_not_finite(step, output, watched.isfinite().all(dim=1).numpy())
         return output
-
-    def _pool(self, hidden: torch.Tensor, pooled: PooledTokens) -> torch.Tensor:
-        """Returns what is added up for each prompt. Of a model with a head it is what the head makes of their mean, as
-        often as there are tokens: prompts of such models are whole.
-        """
-        sums, head = pooled_sums(hidden, pooled), self._model.head if isinstance(self._model, Encoder) else None
-        if head is None:
-            return sums
-        counts = torch.from_numpy(np.diff(pooled.starts))[:, None]
-        return head((sums / counts).to(hidden.dtype)).to(torch.float32) * counts
 
     def _input(self, tokens: StepTokens) -> ModelInput:
         """Makes the input of the forward pass."""

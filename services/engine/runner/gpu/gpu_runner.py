@@ -44,7 +44,7 @@ from services.engine.runner.gpu.device_blocks import DeviceBlocks
 from services.engine.runner.gpu.sampler import GpuSampler, Wanted, read_logprobs, score
 from services.engine.runner.gpu.step_buffer import StepBuffer
 from services.engine.runner.not_finite import rows_not_finite
-from services.engine.runner.pooled import pooled_sums
+from services.engine.runner.pooled import pooled_outputs
 
 _SCORED_AT_ONCE = 256  # tokens of prompts that are scored at once
 _TOKEN_BYTES = 64  # staged for a prompt's token: id, position, slot, entry, index, and edits of logits
@@ -104,6 +104,7 @@ class GpuRunner:
         self.spare_blocks = spare_blocks(self.num_blocks, layout.block_size)
         self.whole_prompts = False
         self.token_types = False
+        self.generates = True
         self.vocab_size = config.vocab_size
         self.embedding_size = config.output_size
         self.window = config.window
@@ -245,7 +246,7 @@ class GpuRunner:
         sampled, scored, pooled, watched = hidden.split(step.parts)
         others = [] if step.scored is None else self._score(scored, successors, step.scored)
         if step.pooled is not None:
-            others.append(pooled_sums(pooled, step.pooled))
+            others.append(pooled_outputs(pooled, step.pooled, self._model.head))
         if len(watched):
             others.append(watched.isfinite().all(dim=1))
         return self._model.logits(sampled), wanted, others

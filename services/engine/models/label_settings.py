@@ -1,0 +1,20 @@
+"""The labels of a model with a head for scores, read from config.json."""
+
+from services.engine.models.settings import ConfigSettings
+
+
+def read_num_labels(raw: ConfigSettings) -> int:
+    """Returns the number of labels, which must be one: the score of a pair. Raises ModelError."""
+    labels = raw.value("id2label")
+    number = raw.integer("num_labels", len(labels) if isinstance(labels, dict) else 2)
+    if number != 1 or (isinstance(labels, dict) and len(labels) != 1):
+        key = "id2label" if isinstance(labels, dict) else "num_labels"
+        raise raw.refusal(key, "is not supported: a pair of texts gets one score, by one label")
+    disregard_scoring(raw)
+    return number
+
+
+def disregard_scoring(raw: ConfigSettings) -> None:
+    """Takes settings as read that say how gateways make pairs and scores, or that losses alone depend on."""
+    raw.require("problem_type", raw.text("problem_type"))
+    raw.disregard("sbert_ce_default_activation_function", "sentence_transformers")
