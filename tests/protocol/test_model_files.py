@@ -11,7 +11,7 @@ import pytest
 
 from services.config import Pooling
 from services.protocol.model_files.base import ModelError
-from services.protocol.model_files.cross_encoder import CrossEncoder
+from services.protocol.model_files.cross_encoder import CrossEncoder, PairForm
 from services.protocol.model_files.info import SAMPLING_RANGES, GenerationDefaults, model_digest, read_model_info
 from services.protocol.model_files.open import open_model
 
@@ -222,6 +222,21 @@ def test_a_decoder_scores_a_pair_by_its_last_token_that_is_no_padding(tmp_path: 
     for tokens, kept in (([5, 1, 2], 3), ([1, 5, 2, 5, 5], 3), ([5, 5], 1), ([4], 1)):
         left = info.cross_encoder.without_padding(np.array(tokens, np.int32))
         assert left.tolist() == (tokens if padding_id is None else tokens[:kept])
+
+
+@pytest.mark.parametrize(
+    ("changes", "form"),
+    [
+        ({}, PairForm.SEGMENTS),
+        ({"use_sep_token": False}, PairForm.JOINED),
+        ({"is_original_qwen3_reranker": True, "classifier_from_token": ["no", "yes"]}, PairForm.JUDGED),
+    ],
+)
+def test_config_json_says_how_a_pair_is_read(tmp_path: Path, changes: dict[str, Any], form: PairForm) -> None:
+    config = CONFIG | {"architectures": ["Qwen3ForSequenceClassification"], "model_type": "qwen3"}
+    info = read_model_info(open_model(model_dir(tmp_path, config | changes)))
+    assert info.cross_encoder is not None
+    assert info.cross_encoder.form is form
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,8 @@ class DecoderConfig(ModelConfig):
     final_softcap: float | None = None  # of logits: softcap * tanh(logit / softcap)
     attention_sinks: bool = False
     experts: Experts | None = None  # None: each layer has one MLP
+    score_tokens: tuple[str, ...] = ()  # a score is the second one's logit less the first one's; none: there is a head
+    score_token_ids: tuple[int, ...] = ()  # of these, by the tokenizer
     latent: Latent | None = None  # of multi-head latent attention; KV then has one head, as wide as a latent
 
     def shard(self, rank: int, size: int) -> Self:

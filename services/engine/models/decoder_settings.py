@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from services.engine.models.config import SCORE, DecoderConfig, layer_prefix
 from services.engine.models.families import FAMILIES, Family
-from services.engine.models.label_settings import read_num_labels
+from services.engine.models.label_settings import read_num_labels, read_score_tokens
 from services.engine.models.model_config import Shard, read_dtype
 from services.engine.models.rope_settings import (
     ROPE_OF_ALL_LENGTHS,
@@ -55,6 +55,8 @@ def parse_decoder_config(raw: ConfigSettings, architecture: str) -> DecoderConfi
     attention_bias, mlp_bias = (_has_bias(raw, key, family) for key in ("attention_bias", "mlp_bias"))
     qkv_bias = family.qkv_bias or ("qkv_bias" in family.optional_biases and raw.flag("qkv_bias", True))
     num_layers = raw.integer("num_hidden_layers")
+    score_tokens = read_score_tokens(raw, architecture) if family.scores else ()
+    has_head = family.scores and not score_tokens
     config = DecoderConfig(
         architecture=architecture,
         vocab_size=raw.integer("vocab_size"),
@@ -75,8 +77,9 @@ def parse_decoder_config(raw: ConfigSettings, architecture: str) -> DecoderConfi
         output_bias=attention_bias,
         mlp_bias=mlp_bias,
         experts=None if family.experts is None else family.experts(raw, num_layers),
-        tie_word_embeddings=raw.flag("tie_word_embeddings", family.tied_by_default) and not family.scores,
-        num_labels=read_num_labels(raw) if family.scores else 0,
+        tie_word_embeddings=raw.flag("tie_word_embeddings", family.tied_by_default) and not has_head,
+        num_labels=read_num_labels(raw) if has_head else len(score_tokens[:1]),
+        score_tokens=score_tokens,
         dtype=read_dtype(raw),
         num_mtp_layers=0 if family.default_mtp_layers is None else _num_mtp_layers(raw, family.default_mtp_layers),
         latent=latent,
@@ -116,7 +119,7 @@ def decoder_shapes(config: DecoderConfig) -> Shapes:
         "model.embed_tokens.weight": (config.vocab_size, config.hidden_size),
         "model.norm.weight": (config.hidden_size,),
     }
-    if config.num_labels:
+    if config.num_labels and not config.score_tokens:
         shapes[SCORE] = (config.num_labels, config.hidden_size)
     elif not config.tie_word_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)

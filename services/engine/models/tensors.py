@@ -19,7 +19,7 @@ from services.engine.models.shapes import Shapes, Share, Shares
 from services.engine.models.tensor_source import TensorSource
 from services.protocol.model_files.base import ModelError
 
-_HEAD = "lm_head.weight"
+HEAD = "lm_head.weight"
 _POOLER = "model.pooler.dense."
 _WHOLE = Share()
 _OF_LAYER = re.compile(r"model\.layers\.(\d+)\.")
@@ -86,7 +86,7 @@ class Tensors:
 
     def head(self, embedding: Tensor, *, tied: bool) -> Linear:
         """Makes the output layer, of the embedding itself if they are tied. It never uses `make_product`."""
-        return Linear(embedding if tied else self._read(_HEAD), None, fused=self._fused)
+        return Linear(embedding if tied else self._read(HEAD), None, fused=self._fused)
 
     def vector(self, name: str) -> Tensor:
         """Reads a tensor, or a rank's share of it, unchanged. Copies it if the source lends it: a file may change once
@@ -124,20 +124,20 @@ def check_tensors(source: TensorSource, config: ModelConfig, expected: Shapes) -
             raise ModelError(
                 f"{source.home(name)}: tensor {name} is not part of {config.architecture} as its configuration has it"
             )
-    if config.tie_word_embeddings and _HEAD in source.names:
+    if config.tie_word_embeddings and HEAD in source.names:
         _check_tied(source, expected)
 
 
 def _check_tied(source: TensorSource, expected: Shapes) -> None:
     """Raises ModelError if the head of a tied model is not the embedding: `transformers` would not tie them."""
     embedding = next(name for name in expected if name.endswith("embed_tokens.weight"))
-    source.check(_HEAD, expected[embedding])
+    source.check(HEAD, expected[embedding])
     dtype = source.dtype(embedding)
     # By bits, as NaN is not equal to itself; on the host, where a device has room for one of them.
-    head, embedded = (source.read(name, dtype).cpu().view(torch.uint8) for name in (_HEAD, embedding))
+    head, embedded = (source.read(name, dtype).cpu().view(torch.uint8) for name in (HEAD, embedding))
     if not torch.equal(head, embedded):
         raise ModelError(
-            f"{source.home(_HEAD)}: {_HEAD} differs from the embedding, but config.json has tie_word_embeddings true: "
+            f"{source.home(HEAD)}: {HEAD} differs from the embedding, but config.json has tie_word_embeddings true: "
             "set it to false, or remove the tensor"
         )
 
@@ -153,6 +153,6 @@ def _is_no_weight(name: str, config: ModelConfig) -> bool:
     return (
         name.endswith((".rotary_emb.inv_freq", ".embeddings.position_ids", ".embeddings.token_type_ids"))
         or (name.startswith(_POOLER) and isinstance(config, EncoderConfig))
-        or (name == _HEAD and config.tie_word_embeddings)
+        or (name == HEAD and config.tie_word_embeddings)
         or is_kv_scale(name, config)
     )

@@ -10,7 +10,7 @@ from services.engine.models.config import SCORE, DecoderConfig, layer_prefix
 from services.engine.models.families import FAMILIES
 from services.engine.models.linear import Linear
 from services.engine.models.parts import AttentionPart, Mlp, load_attention, load_gated_mlp, load_norm
-from services.engine.models.tensors import Tensors
+from services.engine.models.tensors import HEAD, Tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,11 @@ def _load_layer(tensors: Tensors, config: DecoderConfig, parts: LayerParts, laye
 
 
 def _load_output(tensors: Tensors, config: DecoderConfig, embedding: Tensor) -> Linear:
-    """Reads the output layer, or the head for scores."""
+    """Reads the output layer, or the head for scores, which may be the difference of two rows of the output layer."""
+    if config.score_tokens:
+        rows = embedding if config.tie_word_embeddings else tensors.vector(HEAD)
+        no, yes = (rows[token].to(torch.float32) for token in config.score_token_ids)
+        return Linear((yes - no)[None], None)
     if config.num_labels:
         return Linear(tensors.vector(SCORE).to(torch.float32), None)
     return tensors.head(embedding, tied=config.tie_word_embeddings)

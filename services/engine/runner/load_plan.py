@@ -4,7 +4,7 @@ This module and `load.py` decide all that the configuration leaves open, and ref
 """
 
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
@@ -24,6 +24,7 @@ from services.engine.runner.model_check import check_options, wanted_len
 from services.protocol.model_files.base import ModelError, ModelFiles, naming
 from services.protocol.model_files.info import read_generation_defaults
 from services.protocol.model_files.open import open_model
+from services.protocol.model_files.vocabulary import token_ids
 
 _CPU = torch.device("cpu")
 _FP8_CAPABILITY = (8, 9)  # of the first GPUs whose units multiply and convert e4m3
@@ -92,7 +93,7 @@ def plan_load(engine: EngineConfig) -> LoadPlan:
     device = _device(engine)
     files = open_model(engine.model)
     with naming(files):
-        config = parse_model_config(files.config())
+        config = _with_score_tokens(parse_model_config(files.config()), files)
         eos_token_ids, eos_notices = _ends_of_answers(files, config)
     if not config.generates:
         device = _CPU
@@ -115,6 +116,16 @@ def plan_load(engine: EngineConfig) -> LoadPlan:
         gpu_memory_fraction=0.0 if device == _CPU else _memory_fraction(engine),
         notices=(*eos_notices, *dtype_notices, *scale_notices, *_rope_notices(config, longest)),
     )
+
+
+def _with_score_tokens(config: ModelConfig, files: ModelFiles) -> ModelConfig:
+    """Returns the configuration with the ids of the tokens that a score is made of, if it is. Raises ModelError."""
+    if not isinstance(config, DecoderConfig) or not config.score_tokens:
+        return config
+    ids = token_ids(files.tokenizer(), config.score_tokens)
+    if max(ids) >= config.vocab_size:
+        raise ModelError(f"tokenizer.json has the tokens {config.score_tokens} beyond vocab_size {config.vocab_size}")
+    return replace(config, score_token_ids=ids)
 
 
 def _ends_of_answers(files: ModelFiles, config: ModelConfig) -> tuple[tuple[int, ...], tuple[str, ...]]:

@@ -17,6 +17,7 @@ from services.gateway.api.requests.large_json import takes_long
 from services.gateway.api.requests.validation import Neutral, parse_request
 from services.gateway.api.served_models import Resolved
 from services.gateway.api.terms import Terms
+from services.protocol.model_files.cross_encoder import PairForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +42,19 @@ class ScoreRunner:
         model = self._embeddings.check(request.inputs(), scores=True).model
         if model.base.cross_encoder is None and request.use_activation is False:
             raise unsupported("use_activation", "'use_activation' is for cross encoders: a cosine has no activation.")
+        if request.instruction is not None and (
+            model.base.cross_encoder is None or model.base.cross_encoder.form is not PairForm.JUDGED
+        ):
+            raise unsupported("instruction", "'instruction' is for models whose prompt has one, as Qwen3-Reranker's.")
         return Resolved(request, model)
 
     async def run(self, asked: Resolved[ScoringRequest], record: RequestRecord, terms: Terms) -> ScoreAnswer:
         """Asks workers for what the scores are made of. Raises ApiError."""
         cross_encoder, (first, second) = asked.model.base.cross_encoder, asked.request.sides
         if cross_encoder is not None:
-            answer = await self._embeddings.run(Resolved(asked.request.pairs(), asked.model), record, terms)
+            answer = await self._embeddings.run(
+                Resolved(asked.request.pairs(cross_encoder.form), asked.model), record, terms
+            )
             numbers = np.array(answer.vectors, np.float64)[:, 0]
             if cross_encoder.sigmoid and asked.request.use_activation is not False:
                 numbers = 1 / (1 + np.exp(-numbers))

@@ -1,6 +1,7 @@
 """Cross encoders: models that read a pair of texts at once and give it one number, by their config.json."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 
@@ -11,6 +12,14 @@ _ARCHITECTURES = "ForSequenceClassification"  # the end of their names
 _DECODERS = frozenset({"llama", "qwen2", "qwen3"})  # by model_type: the last token alone has seen all others
 _TYPES = "token_type_ids"  # among a tokenizer's `model_input_names`
 _ACTIVATIONS = {"Sigmoid": True, "Identity": False}  # by the ends of torch's names
+
+
+class PairForm(StrEnum):
+    """The forms in which models read a pair of texts."""
+
+    SEGMENTS = "segments"  # as the tokenizer makes pairs, with marks between the texts
+    JOINED = "joined"  # one text after the other, as one
+    JUDGED = "judged"  # in the prompt of Qwen3-Reranker, which asks for yes or no
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +33,7 @@ class CrossEncoder:
     sigmoid: bool
     token_types: bool = False
     padding_id: int | None = None
+    form: PairForm = PairForm.SEGMENTS
 
     def without_padding(self, token_ids: np.ndarray) -> np.ndarray:
         """Returns int32[n] token ids up to the last one that is no padding, and at least one."""
@@ -53,7 +63,14 @@ def read_cross_encoder(config: Settings, tokenizer_config: Settings) -> CrossEnc
         sigmoid=_ACTIVATIONS[kind],
         token_types=_has_token_types(config, tokenizer_config),
         padding_id=_padding_id(config) if is_decoder else None,
+        form=_form(config),
     )
+
+
+def _form(config: Settings) -> PairForm:
+    if config.get("is_original_qwen3_reranker") is True:
+        return PairForm.JUDGED
+    return PairForm.JOINED if config.get("use_sep_token") is False else PairForm.SEGMENTS
 
 
 def _encoder_pooling(config: Settings) -> Pooling:

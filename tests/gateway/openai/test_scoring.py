@@ -13,7 +13,7 @@ from services.config import Pooling
 from services.gateway.api.dialects.scoring import MAX_TEXTS
 from services.gateway.api.generation import Overloaded
 from services.gateway.openai.neutral import SCORES_NEUTRAL
-from services.protocol.model_files.cross_encoder import CrossEncoder
+from services.protocol.model_files.cross_encoder import CrossEncoder, PairForm
 from tests.gateway.openai.test_embeddings import bos, deltas
 from tests.gateway.running_api import MODEL, Api, running_api
 from tests.gateway.scripted_generator import Script
@@ -198,6 +198,70 @@ async def test_a_cross_encoder_reads_both_texts_at_once(sigmoid: bool):
         scored = (await post(api, "/score", text_1=["a", "b"], text_2=["c", "d"], use_activation=False)).json()
         assert [each["score"] for each in scored["data"]] == [1.0, 2.0]
         assert len(api.generator.requests[-1].capsules) == 2
+
+
+JUDGE = CrossEncoder(Pooling.LAST, sigmoid=True, form=PairForm.JUDGED)
+BEFORE = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+)
+AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+@pytest.mark.parametrize("instruction", [None, "Find what is meant."])
+async def test_qwen3_reranker_is_asked_by_its_own_prompt(instruction: str | None):
+    """That of its model card, whose parts are tokenized apart."""
+    async with running_api(cross_encoder=JUDGE) as api:
+        api.generator.script = deltas([0.0], [2.0], [-2.0])
+        answer = (await post(api, **RANKED, instruction=instruction)).json()
+        assert [result["index"] for result in answer["results"]] == [1, 0, 2]
+        assert answer["results"][0]["relevance_score"] == pytest.approx(1 / (1 + np.exp(-2.0)), abs=1e-7)
+        (request,) = api.generator.requests
+        asked = instruction or "Given a web search query, retrieve relevant passages that answer the query"
+        texts = [f"<Instruct>: {asked}\n<Query>: q\n<Document>: {text}" for text in RANKED["documents"]]
+        expected = [[*api.tokens(BEFORE), *api.tokens(text), *api.tokens(AFTER)] for text in texts]
+        assert [capsule.token_ids.tolist() for capsule in request.capsules] == expected
+        assert {capsule.pooling for capsule in request.capsules} == {Pooling.LAST}
+
+
+async def test_a_client_may_write_the_prompt_of_qwen3_reranker_itself():
+    """As examples of vLLM do."""
+    async with running_api(cross_encoder=JUDGE) as api:
+        api.generator.script = deltas([1.0])
+        await post(api, query=f"{BEFORE}<Query>: q\n", documents=[f"<Document>: d{AFTER}"])
+        (capsule,) = api.generator.requests[0].capsules
+        whole = f"{BEFORE}<Query>: q\n<Document>: d{AFTER}"
+        assert capsule.token_ids.tolist() == api.tokenizer.encode(whole, add_special_tokens=True).tolist()
+
+
+async def test_tokens_of_the_texts_go_and_none_of_the_prompt_around_them():
+    async with running_api(cross_encoder=JUDGE) as api:
+        before, after = api.tokens(BEFORE), api.tokens(AFTER)
+        most = len(before) + len(after) + 30
+        for side, kept in (("right", slice(None, 30)), ("left", slice(-30, None))):
+            api.generator.script = deltas([1.0])
+            text = "a text of some words " * 5
+            await post(api, query="q", documents=[text], truncate_prompt_tokens=most, truncation_side=side)
+            (capsule,) = api.generator.requests[-1].capsules
+            asked = "Given a web search query, retrieve relevant passages that answer the query"
+            middle = api.tokens(f"<Instruct>: {asked}\n<Query>: q\n<Document>: {text}")[kept]
+            assert capsule.token_ids.tolist() == [*before, *middle, *after]
+        assert refusal(await post(api, **RANKED, truncate_prompt_tokens=most - 30))[0] == "truncate_prompt_tokens"
+        assert refusal(await post(api, query="q", documents=["a", "long " * 400]))[0] == "documents[1]"
+
+
+async def test_two_texts_without_marks_are_one():
+    """`use_sep_token: false` in config.json."""
+    joined = CrossEncoder(Pooling.LAST, sigmoid=True, form=PairForm.JOINED)
+    async with running_api(cross_encoder=joined) as api:
+        api.generator.script = deltas([1.0])
+        await post(api, query="Query: q ", documents=["Document: d"])
+        (capsule,) = api.generator.requests[0].capsules
+        assert capsule.token_ids.tolist() == [bos(api), *api.tokens("Query: q Document: d")]
+
+
+async def test_an_instruction_for_a_model_without_one_is_refused(api: Api):
+    assert refusal(await post(api, **RANKED, instruction="Find it."))[0] == "instruction"
 
 
 async def test_padding_at_the_end_of_a_pair_does_not_count():

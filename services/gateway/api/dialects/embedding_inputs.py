@@ -1,6 +1,7 @@
 """Requests for embeddings: their fields, and their inputs as token ids."""
 
 import asyncio
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -48,7 +49,16 @@ Truncation = Annotated[WholeNumber, AfterValidator(_truncation)]  # tokens of an
 _InputJson = OnePrompt | Annotated[list[OnePrompt], Field(min_length=1, max_length=MAX_INPUTS)]
 
 
-Input = str | list[Any] | tuple[str, str]  # a text, token ids, or a pair of texts
+@dataclass(frozen=True, slots=True)
+class FramedText:
+    """A text between two others. Where there are too many tokens, some of its own go."""
+
+    before: str
+    text: str
+    after: str
+
+
+Input = str | list[Any] | tuple[str, str] | FramedText  # a text, token ids, or a pair of texts
 
 
 class EmbeddingRequest(Open):
@@ -74,7 +84,7 @@ class EmbeddingRequest(Open):
     request_id: Label | None = None
     user: str | None = None  # the client's own note, which asks for nothing
 
-    def pairs(self) -> list[tuple[str, str]] | None:
+    def pairs(self) -> list[Input] | None:
         """Returns pairs of texts, each of which is one input, in the place of `input`; None: there are none."""
         return None
 
@@ -115,13 +125,13 @@ class EmbeddingInputs:
         pairs = request.pairs()
         inputs: list[Input] = [*(separate_prompts(request.input, param, MAX_INPUTS) if pairs is None else pairs)]
         for number, one in enumerate(inputs):
-            for text in (one,) if isinstance(one, str) else one if isinstance(one, tuple) else ():
+            for text in () if isinstance(one, list) else _texts(one):
                 if request.truncate_prompt_tokens is None:
                     check_text_length(self._tokenizer, text, max_tokens, request.param_of(number))
         make_all = partial(self._make_all, inputs, request, max_tokens)
         if len(inputs) <= _FEW_INPUTS and sum(map(_size, inputs)) <= _SHORT:
             made = make_all()
-        elif all(isinstance(one, str | tuple) for one in inputs):
+        elif not any(isinstance(one, list) for one in inputs):
             made = await asyncio.to_thread(make_all)  # tokenizing releases the interpreter lock
         else:
             made = await self._side.run(make_all)
@@ -152,6 +162,8 @@ class EmbeddingInputs:
         if isinstance(one, tuple):
             pair = self._tokenizer.encode_pair(one, most, from_left=from_left)
             return Prompt(pair.token_ids, num_cut=pair.num_cut, second_text=pair.second_text)
+        if isinstance(one, FramedText):
+            return self._frame(one, most, from_left=from_left)
         if isinstance(one, list):
             kept = one if most is None else one[-most:] if from_left else one[:most]
             return Prompt(as_token_ids(kept, param))
@@ -165,7 +177,32 @@ class EmbeddingInputs:
         )
         return Prompt(token_ids, num_cut=num_cut)
 
+    def _frame(self, framed: FramedText, most: int | None, *, from_left: bool) -> Prompt:
+        before, after = (
+            self._tokenizer.encode(text, add_special_tokens=False) for text in (framed.before, framed.after)
+        )
+        if most is None:
+            text, num_cut = self._tokenizer.encode(framed.text, add_special_tokens=False), 0
+        else:
+            room = most - len(before) - len(after)
+            if room < 1:
+                words = f"the prompt of this model has {len(before) + len(after)} tokens beside the texts."
+                raise invalid(
+                    f"Invalid 'truncate_prompt_tokens': {words}", "truncate_prompt_tokens", "integer_below_min_value"
+                )
+            text, num_cut = self._tokenizer.encode_truncated(
+                framed.text, room, from_left=from_left, add_special_tokens=False
+            )
+        return Prompt(np.concatenate([before, text, after]), num_cut=num_cut)
+
+
+def _texts(one: str | tuple[str, str] | FramedText) -> tuple[str, ...]:
+    """Returns the texts of an input that tokens are made of."""
+    if isinstance(one, FramedText):
+        return one.before, one.text, one.after
+    return (one,) if isinstance(one, str) else one
+
 
 def _size(one: Input) -> int:
     """Returns the characters or token ids of an input."""
-    return sum(map(len, one)) if isinstance(one, tuple) else len(one)
+    return len(one) if isinstance(one, list) else sum(map(len, _texts(one)))

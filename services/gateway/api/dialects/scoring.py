@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, SkipValidation
 
-from services.gateway.api.dialects.embedding_inputs import EmbeddingRequest, Truncation
+from services.gateway.api.dialects.embedding_inputs import EmbeddingRequest, Input, Truncation
+from services.gateway.api.dialects.pair_inputs import pair_input
 from services.gateway.api.errors import invalid
 from services.gateway.api.requests.schema import Label, Priority, WholeNumber
 from services.gateway.api.requests.strict import Nested
+from services.protocol.model_files.cross_encoder import PairForm
 
 MAX_TEXTS = 1024  # on either side of the pairs
 
@@ -57,6 +59,7 @@ class ScoringRequest(Nested):
     priority: Priority | None = None
     request_id: Label | None = None
     user: str | None = None  # the client's own note, which asks for nothing
+    instruction: Text | None = None  # what makes a document fit, for models whose prompt has one; None: their own
     use_activation: bool | None = None  # False: a cross encoder's number as its head has it; None: yes
 
     @property
@@ -77,14 +80,14 @@ class ScoringRequest(Nested):
             **{name: getattr(self, name) for name in _PASSED_ON},
         )
 
-    def pairs(self) -> "ScoredPairs":
-        """Returns the pairs as inputs of a request for embeddings, as cross encoders read them."""
+    def pairs(self, form: PairForm) -> "ScoredPairs":
+        """Returns the pairs as inputs of a request for embeddings, as cross encoders of this form read them."""
         first, second = self.sides
         texts = [*first.texts] * (len(second.texts) if len(first.texts) == 1 else 1)
         return ScoredPairs(
             input="",
             normalize=False,
-            texts=list(zip(texts, second.texts, strict=True)),
+            texts=[pair_input(form, *pair, self.instruction) for pair in zip(texts, second.texts, strict=True)],
             names=[second.name_of(index) for index in range(len(second.texts))],
             **{name: getattr(self, name) for name in _PASSED_ON},
         )
@@ -106,9 +109,9 @@ class ScoredTexts(EmbeddingRequest):
 class ScoredPairs(ScoredTexts):
     """The pairs of a request for scores, each one input. names: the fields that their second texts come from."""
 
-    texts: list[tuple[str, str]]
+    texts: SkipValidation[list[Input]]
 
-    def pairs(self) -> list[tuple[str, str]]:
+    def pairs(self) -> list[Input]:
         """See EmbeddingRequest."""
         return self.texts
 
