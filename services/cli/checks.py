@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from services.config import DeviceKind, Kernels
+from services.config import DeviceKind, Kernels, ReasoningParser, ToolParser
 from services.config.engine import EngineConfig
 from services.config.hosts import is_loopback
 from services.config.option import Refusal
@@ -79,6 +79,17 @@ def check_model_aliases(served_names: str, aliases: Sequence[str]) -> None:
         name = alias.rpartition("=")[2]
         if name not in served_names.split(","):
             raise Refusal(f"--model-alias {alias}: {name} is none of the served names; see --served-model-name")
+
+
+def check_parsers(tools: ToolParser, reasoning: ReasoningParser) -> None:
+    """Raises Refusal for the form `harmony` beside another: it is that of calls and reasoning together."""
+    tool_forms = {ToolParser.AUTO, ToolParser.NONE, ToolParser.HARMONY}
+    reasoning_forms = {ReasoningParser.AUTO, ReasoningParser.NONE, ReasoningParser.HARMONY}
+    in_channels = tools is ToolParser.HARMONY or reasoning is ReasoningParser.HARMONY
+    if in_channels and not (tools in tool_forms and reasoning in reasoning_forms):
+        raise Refusal(
+            f"--tool-parser {tools} and --reasoning-parser {reasoning}: harmony goes with auto and none alone"
+        )
 
 
 def check_keys(hosts: Sequence[str], api_keys: Sequence[str], file: Path | None, allow_anonymous: bool) -> None:

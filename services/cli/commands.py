@@ -62,7 +62,7 @@ def _up(values: Values) -> int:
     from services.launcher import demo_model
     from services.launcher.main import run
 
-    _check_keys(values)
+    _check_serving(values)
     _check_up(values)
     if "model" in values:
         path, name = _find_engine_model(values)
@@ -107,7 +107,7 @@ def _gateway(values: Values) -> int:
         values.pop("redis_url", None)  # what the command line says holds, and not what the environment says
     if ("worker_addresses" in values) == ("redis_url" in values):
         raise Refusal("a gateway finds its workers through --redis-url, or is given them by --workers: say one of both")
-    _check_keys(values)
+    _check_serving(values)
     named = values | {"model": Path(), "served_model_name": ""}
     tls_checks.check_serving(build(ServingSettings, named), build(ProcessSettings, named))
     path, name = find_model(values["model"], values.get("revision"), weights=False)
@@ -123,8 +123,9 @@ def _served_names(values: Values, name: str) -> str:
     return names
 
 
-def _check_keys(values: Values) -> None:
+def _check_serving(values: Values) -> None:
     hosts = values["host"], values["admin_host"]
+    checks.check_parsers(values["tool_parser"], values["reasoning_parser"])
     checks.check_keys(hosts, values["api_keys"], values.get("keys_file"), values["allow_anonymous"])
 
 

@@ -51,6 +51,7 @@ class ToolParser(StrEnum):
 
     AUTO = "auto"  # found from the model's files
     NONE = "none"  # calls are not told apart
+    HARMONY = "harmony"  # in channels, with the reasoning
     HERMES = "hermes"
     LLAMA3_JSON = "llama3-json"
     MISTRAL = "mistral"
@@ -64,6 +65,7 @@ class ReasoningParser(StrEnum):
 
     AUTO = "auto"  # found from the model's files
     NONE = "none"  # reasoning is not told apart
+    HARMONY = "harmony"  # in channels, with the calls
     THINK = "think"
     MISTRAL_THINK = "mistral-think"
 

@@ -394,3 +394,12 @@ def test_names_and_their_aliases(model: Path, configs: list[Any]) -> None:
             baton("gateway", f"--model={model}", "--workers=a:1", f"--served-model-name={odd}")
     with pytest.raises(Refusal, match="claude-\\*=b: b is none of the served names"):
         baton("gateway", f"--model={model}", "--workers=a:1", "--served-model-name=a", "--model-alias=claude-*=b")
+
+
+def test_harmony_is_the_form_of_calls_and_reasoning_together(model: Path, configs: list[Any]) -> None:
+    gateway = ["gateway", f"--model={model}", "--workers=a:1"]
+    baton(*gateway, "--tool-parser=harmony", "--reasoning-parser=none")
+    baton(*gateway, "--tool-parser=hermes", "--reasoning-parser=think")
+    for named in (["--tool-parser=harmony", "--reasoning-parser=think"], ["--tool-parser=pythonic"]):
+        with pytest.raises(Refusal, match="harmony goes with auto and none alone"):
+            baton(*gateway, "--reasoning-parser=harmony", *named)

@@ -125,6 +125,17 @@ FAMILIES = {
             template="channels.jinja",
             response_template=_CHANNELS,
         ),
+        Family(
+            "harmony",
+            _in_channels,
+            text="<|channel|>final<|message|>{text}<|end|>",
+            thought="<|channel|>analysis<|message|>{text}<|end|><|start|>assistant",
+            user="<|start|>user<|message|>",
+            end="<|end|>",
+            result=" to=assistant<|channel|>commentary<|message|>",
+            tool="type {name} = (",
+            template="channels.jinja",
+        ),
         Family("no-tools", _hermes),
     )
 }

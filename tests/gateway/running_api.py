@@ -106,12 +106,16 @@ async def running_api(
     generates: bool = True,
     normalizes: bool = True,
     cross_encoder: CrossEncoder | None = None,
+    special_tokens: Sequence[str] = (),
 ) -> AsyncIterator[Api]:
     """A gateway on a free port of loopback. tls: `http` is then a client that trusts nobody.
 
-    adapters: names of further models, each the first one with the adapter of that name.
+    adapters: names of further models, each the first one with the adapter of that name. special_tokens: of the
+    tokenizer, further ones.
     """
-    tokenizer = Tokenizer(byte_level(), {"bos_token": "<|bos|>"})
+    backend = byte_level()
+    backend.add_special_tokens(list(special_tokens))
+    tokenizer = Tokenizer(backend, {"bos_token": "<|bos|>"})
     generator = ScriptedGenerator(Script(one_delta(tokenizer.backend.encode("Hello", add_special_tokens=False).ids)))
     metrics = GatewayMetrics(CollectorRegistry())
     model = ModelInfo(tokenizer.vocab_size, 4096, defaults or GenerationDefaults(), max_logprobs=max_logprobs)

@@ -246,13 +246,14 @@ class RequestRunner(Generic[Request]):
         reading = prompt.reading
         skip_special_tokens = True if request.skip_special_tokens is None else request.skip_special_tokens
         last = prompt.token_ids[-16:].tolist()
-        marks = frozenset[int]() if reading is None else reading.marks
+        marks, written = (frozenset[int](), {}) if reading is None else (reading.marks, reading.written)
         detokenizer = make_detokenizer(
             self._tokenizer,
             last,
             skip_special_tokens=skip_special_tokens,
             spaces_between_special_tokens=request.spaces_between_special_tokens is not False,
             shown=marks,
+            written=written,
         )
         ending = Ending(
             frozenset(request.stop_token_ids or ()),

@@ -4,7 +4,7 @@ An incomplete character at the end is left out. The text does not depend on how 
 """
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from tokenizers.decoders import DecodeStream
@@ -17,6 +17,8 @@ _CONTEXT_TOKENS = 4
 # A character has at most four bytes. `DecodeStream` keeps tokens that decode to no character, and decodes all of them
 # again with each token (4,000 took 14 s), so a new stream replaces it after this many.
 _MAX_PENDING_TOKENS = 16
+
+_AS_THEY_ARE: Mapping[int, str] = {}
 
 
 class Detokenizer(Protocol):
@@ -39,17 +41,21 @@ def make_detokenizer(
     skip_special_tokens: bool = True,
     spaces_between_special_tokens: bool = True,
     shown: frozenset[int] = frozenset(),
+    written: Mapping[int, str] = _AS_THEY_ARE,
 ) -> Detokenizer:
     """Returns the simplest detokenizer that is right for this tokenizer.
 
     spaces_between_special_tokens: False leaves out the spaces that some vocabularies write before a special token that
-    follows another one. shown: special tokens that are text here.
+    follows another one. shown: special tokens that are text here. written: tokens that have another text here.
     """
     skipped = tokenizer.special_ids - shown if skip_special_tokens else frozenset[int]()
-    if tokenizer.byte_level:
-        return ByteDetokenizer(tokenizer, skipped)
     joined = frozenset[int]() if spaces_between_special_tokens or skip_special_tokens else tokenizer.special_ids
-    return StreamDetokenizer(tokenizer, skipped, prompt, joined)
+    simplest: Detokenizer
+    if tokenizer.byte_level:
+        simplest = ByteDetokenizer(tokenizer, skipped)
+    else:
+        simplest = StreamDetokenizer(tokenizer, skipped, prompt, joined)
+    return RewritingDetokenizer(simplest, written) if written else simplest
 
 
 class ByteDetokenizer:
@@ -133,3 +139,23 @@ class StreamDetokenizer:
 
     def _new_stream(self) -> DecodeStream:
         return DecodeStream(ids=self._context, skip_special_tokens=False)
+
+
+class RewritingDetokenizer:
+    """Writes some tokens as other texts, and has another detokenizer write the others."""
+
+    def __init__(self, others: Detokenizer, written: Mapping[int, str]) -> None:
+        self._others = others
+        self._written = written
+
+    def feed(self, tokens: list[int]) -> str:
+        """See Detokenizer."""
+        return "".join([self.feed_one(token) for token in tokens])
+
+    def feed_one(self, token: int) -> str:
+        """See Detokenizer. A character that is incomplete before one of the other texts comes after it."""
+        return self._written.get(token) or self._others.feed_one(token)
+
+    def peek(self, token: int) -> str | None:
+        """See Detokenizer."""
+        return self._written.get(token) or self._others.peek(token)

@@ -13,7 +13,7 @@ from transformers.utils.chat_parsing import parse_response
 from services.config import ReasoningParser, ToolParser
 from services.gateway.text.model_output.answer import AnswerText
 from services.gateway.text.model_output.formats import REASONING_FORMS, START_ANCHORS, TOOL_FORMS
-from services.gateway.text.model_output.forms import NONE, find_forms
+from services.gateway.text.model_output.forms import HARMONY, NONE, find_forms
 from services.gateway.text.model_output.parser import ParserTables
 from services.gateway.text.model_output.template import TemplateSpecError, load_template
 
@@ -553,8 +553,8 @@ def test_a_template_without_tools_gets_ours() -> None:
 
 
 def test_the_options_name_all_forms() -> None:
-    assert set(ToolParser) == {"auto", "none", *TOOL_FORMS}
-    assert set(ReasoningParser) == {"auto", "none", *REASONING_FORMS}
+    assert set(ToolParser) == {"auto", NONE, HARMONY, *TOOL_FORMS}
+    assert set(ReasoningParser) == {"auto", NONE, HARMONY, *REASONING_FORMS}
 
 
 def test_tokens_that_are_marks_are_known() -> None:

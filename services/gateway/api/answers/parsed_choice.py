@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from services.gateway.api.answers.choice import Choice, Ending, PromptShown, ToolCallPart, Update, joined
 from services.gateway.api.answers.reading import Reading
 from services.gateway.api.generation import Delta
-from services.gateway.text.model_output.answer import Told
 from services.gateway.text.model_output.input_text import InputText
 from services.gateway.text.model_output.json_calls import CallPart
+from services.gateway.text.model_output.told import Told, both
 from services.gateway.text.sequence_text import SequenceText
 from services.protocol.outcomes import FinishReason
 
@@ -76,7 +76,7 @@ class ParsedChoice(Choice):
         if finish is None and self._reading.single_call and self._answer.num_calls:
             finish = "stop"
         if finish is not None:
-            told = _both(told, self._answer.finish(cut=finish == "length"))
+            told = both(told, self._answer.finish(cut=finish == "length"))
         update = self._update(update, told)
         if finish == "stop" and self._called:
             finish = "tool_calls"
@@ -114,10 +114,6 @@ class ParsedChoice(Choice):
             elif (text := self._input.feed(arguments)) or name is not None:
                 parts.append(ToolCallPart(call, call_id, name, text, custom=True))
         return tuple(parts)
-
-
-def _both(told: Told, rest: Told) -> Told:
-    return Told(told.content + rest.content, told.reasoning + rest.reasoning, told.calls + rest.calls)
 
 
 def _one_by_one(delta: Delta) -> Iterator[Delta]:

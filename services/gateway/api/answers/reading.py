@@ -2,11 +2,13 @@
 
 import secrets
 import string
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from services.gateway.text.model_output.answer import AnswerText
+from services.gateway.text.model_output.channel_marks import are_spelled, mark_tokens
 from services.gateway.text.model_output.forms import AnswerForms
 from services.gateway.text.model_output.parser import ParserTables
+from services.gateway.text.model_output.told import Answer
 from services.gateway.text.tokenizer import Tokenizer
 
 _ALPHABET = string.ascii_letters + string.digits
@@ -17,13 +19,15 @@ class Reading:
     """The way in which the choices of one request are read.
 
     start: the answer after the part of the assistant's message that the prompt has. marks: special tokens whose text
-    tells parts apart. call_ids: see ToolForm. single_call: the answer ends with its first call.
+    tells parts apart; written: what stands for some tokens in that text. call_ids: see ToolForm.
+    single_call: the answer ends with its first call.
     shows_reasoning: else it is left out. inserted: a text about the tools was put into the prompt.
     reasons: the answer may have reasoning. custom: names of tools whose calls have an input in the place of arguments.
     """
 
-    start: AnswerText
+    start: Answer
     marks: frozenset[int]
+    written: Mapping[int, str] = field(default_factory=dict)
     call_ids: int = 0
     single_call: bool = False
     shows_reasoning: bool = True
@@ -31,7 +35,7 @@ class Reading:
     reasons: bool = False
     custom: frozenset[str] = frozenset()
 
-    def begin(self) -> AnswerText:
+    def begin(self) -> Answer:
         """Returns what tells the text of one choice apart."""
         return self.start.copied()
 
@@ -43,7 +47,10 @@ class Reading:
 
 
 class MarkTokens:
-    """The special tokens that are marks in a model's answers."""
+    """The special tokens that are marks in a model's answers.
+
+    written: tokens that answers have as another text; empty: none. spelled: marks of channels are no tokens.
+    """
 
     def __init__(self, forms: AnswerForms, tokenizer: Tokenizer) -> None:
         texts = {token: tokenizer.token_bytes(token).decode("utf-8", "replace") for token in tokenizer.special_ids}
@@ -51,8 +58,13 @@ class MarkTokens:
         def marks(tables: ParserTables) -> frozenset[int]:
             return frozenset(token for token, text in texts.items() if text and tables.template.shows(text))
 
-        self._of = {tables: marks(tables) for tables in (forms.with_calls, forms.without_calls)}
+        in_channels = forms.channels is not None
+        self.written: Mapping[int, str] = mark_tokens(tokenizer) if in_channels else {}
+        self.spelled = in_channels and are_spelled(tokenizer)
+        self._with_calls, self._without_calls = (
+            marks(tables) | self.written.keys() for tables in (forms.with_calls, forms.without_calls)
+        )
 
-    def of(self, tables: ParserTables) -> frozenset[int]:
-        """Returns the tokens that answers with these tables need."""
-        return self._of[tables]
+    def of(self, *, with_calls: bool) -> frozenset[int]:
+        """Returns the tokens that answers need. with_calls: to requests with tools."""
+        return self._with_calls if with_calls else self._without_calls

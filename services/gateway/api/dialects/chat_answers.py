@@ -7,15 +7,15 @@ from typing import Any
 from services.gateway.api.answers.reading import MarkTokens, Reading
 from services.gateway.api.errors import invalid, unsupported
 from services.gateway.api.grammars.answer_grammar import ReasoningFirst, WantedAnswer, answer_grammar
+from services.gateway.api.grammars.channel_grammar import channel_grammar
 from services.gateway.api.grammars.structured_output import grammar_of
 from services.gateway.api.requests.message_request import MessageRequest
 from services.gateway.api.requests.tools import as_values, custom_names, schemas
 from services.gateway.text.chat_template import ChatTemplate, reads
 from services.gateway.text.histories import with_results_in_order
 from services.gateway.text.inserted_tools import with_tools
-from services.gateway.text.model_output.answer import AnswerText
+from services.gateway.text.model_output.channels import ChannelAnswer
 from services.gateway.text.model_output.forms import NO_FORMS, AnswerForms
-from services.gateway.text.model_output.parser import ParserTables
 from services.gateway.text.tokenizer import Tokenizer
 
 _TAIL = 1 << 16  # characters at the end of a prompt in which the assistant's message begins
@@ -53,10 +53,10 @@ class ChatAnswers:
     def ignored(self, request: MessageRequest, template: str) -> Iterator[str]:
         """Yields the fields of a request that this model does not act on with the template of this text."""
         effort = request.reasoning_effort
-        nothing_to_switch_off = effort == "none" and self._forms.reasoning is None
-        if effort is not None and not nothing_to_switch_off and not _reads_effort(template):
+        done_by_us = effort == "none" and (not self._forms.reasons or self._forms.channels is not None)
+        if effort is not None and not done_by_us and not _reads_effort(template):
             yield "reasoning_effort"
-        if request.thinking_token_budget is not None and self._forms.reasoning is None:
+        if request.thinking_token_budget is not None and not self._forms.reasons:
             yield "thinking_token_budget"
 
     def variables(self, request: MessageRequest, template: str) -> dict[str, Any]:
@@ -64,6 +64,8 @@ class ChatAnswers:
         effort = request.reasoning_effort
         if effort is None or not _reads_effort(template):
             return {}
+        if effort == "none" and self._forms.channels and not reads(template, _THINKING):
+            return {"reasoning_effort": "low"}  # a grammar leaves the analysis out: see _budget_of_channels
         return {"reasoning_effort": _known_effort(effort, template), _THINKING: effort != "none"}
 
     def tools(self, request: MessageRequest) -> list[dict[str, Any]]:
@@ -83,33 +85,33 @@ class ChatAnswers:
 
     def begun(self, prompt: str) -> str:
         """Returns the part of the assistant's message that a prompt has, which the answer goes on."""
-        if self._forms.reasoning is None and not self._forms.calls:
-            return ""
-        return self._forms.template.begun(prompt[-_TAIL:])
+        return self._forms.begun(prompt[-_TAIL:])
 
     def reading(self, request: MessageRequest, begun: str) -> Reading | None:
         """Returns how the answers are told apart, which go on `begun`; None: all of their text is content."""
         tools = request.callable_tools
-        if not tools and self._forms.reasoning is None:
+        if not tools and not self._forms.reasons and self._forms.channels is None:
             return None
-        tables = self._tables(request)
+        start = self._forms.answer(
+            begun, schemas(tools) if tools else None, keeps_end=request.asks_for_a_form, spelled=self._marks.spelled
+        )
         return Reading(
-            start=AnswerText(tables, begun, schemas(tools), keeps_end=request.asks_for_a_form),
-            marks=self._marks.of(tables),
+            start=start,
+            marks=self._marks.of(with_calls=bool(tools)),
+            written=self._marks.written,
             call_ids=self._forms.call_ids,
             single_call=bool(tools) and request.one_call,
             shows_reasoning=request.include_reasoning is not False,
             inserted=bool(tools) and self._forms.inserted,
             custom=custom_names(tools),
-            reasons=self._forms.reasoning is not None,
+            reasons=self._forms.reasons,
         )
 
     def _budget(self, request: MessageRequest) -> int | None:
         """The largest number of tokens of the reasoning; None: any, or there is no reasoning."""
-        return None if self._forms.reasoning is None else request.thinking_token_budget
-
-    def _tables(self, request: MessageRequest) -> ParserTables:
-        return self._forms.with_calls if request.callable_tools else self._forms.without_calls
+        if not self._forms.reasons:
+            return None
+        return _budget_of_channels(request) if self._forms.channels else request.thinking_token_budget
 
     def constrains(self, request: MessageRequest) -> bool:
         """See Dialect."""
@@ -124,6 +126,8 @@ class ChatAnswers:
         wanted = self._wanted(request, form, reasoning)
         if wanted.must_call and wanted.form:  # a form is that of the content, and there is none
             wanted = replace(wanted, form="")
+        if reading is not None and isinstance(reading.start, ChannelAnswer):
+            return self._in_channels(request, wanted, reading.start, param)
         if wanted.form and self._forms.template.other_text is None:
             words = "its response template marks the text of answers, of which no grammar can be made."
             raise unsupported(param, f"'{param}' is not supported with this model: {words}")
@@ -131,6 +135,12 @@ class ChatAnswers:
             return form, param
         tools = wanted.must_call or wanted.strict
         return answer_grammar(wanted, self._tokenizer), "tools" if tools else param or "thinking_token_budget"
+
+    def _in_channels(
+        self, request: MessageRequest, wanted: WantedAnswer, answer: ChannelAnswer, param: str
+    ) -> tuple[str, str]:
+        param = "tools" if wanted.must_call or wanted.strict else param or "thinking_token_budget"
+        return channel_grammar(wanted, answer, self._budget(request), self._tokenizer, param), param
 
     def _wanted(self, request: MessageRequest, form: str, reasoning: ReasoningFirst | None) -> WantedAnswer:
         return WantedAnswer(
@@ -154,6 +164,13 @@ class ChatAnswers:
         if answer.reasoned and not answer.reasons:
             return None
         return ReasoningFirst(field=field, begun=answer.reasons, budget=self._budget(request))
+
+
+def _budget_of_channels(request: MessageRequest) -> int | None:
+    """The largest number of tokens of the analysis: templates with channels know no way to switch it off."""
+    if request.thinking_token_budget is None and request.reasoning_effort == "none":
+        return 0
+    return request.thinking_token_budget
 
 
 def _reads_effort(template: str) -> bool:

@@ -72,10 +72,21 @@ def answer_grammar(wanted: WantedAnswer, tokenizer: Tokenizer) -> str:
         answer = rules.add(_ANYTHING, "<[*]>*")
     any_text = not wanted.must_call and not wanted.form
     rules.add("start", _after_reasoning(rules, wanted.reasoning, answer, tokenizer, any_text=any_text))
-    grammar = rules.written()
+    return checked_size(rules.written())
+
+
+def checked_size(grammar: str) -> str:
+    """Returns the grammar of an answer. Raises ApiError for one that is too large."""
     if len(grammar) > MAX_GRAMMAR // 2:
         raise invalid("Invalid 'tools': their schemas are too large to make a grammar of.", "tools")
     return grammar
+
+
+def offered_tools(wanted: WantedAnswer) -> Sequence[Tool]:
+    """Returns the tools that may be called; those that nothing holds, with any arguments."""
+    if isinstance(wanted.choice, NamedChoice):
+        return [tool for tool in wanted.tools if tool.function.name == wanted.choice.name]
+    return wanted.tools if wanted.must_call else [_loosened(tool) for tool in wanted.tools]
 
 
 def _add_calls(rules: Rules, wanted: WantedAnswer) -> str:
@@ -85,17 +96,13 @@ def _add_calls(rules: Rules, wanted: WantedAnswer) -> str:
             "a grammar of this model's calls is not known: 'tool_choice' must be auto or none, and no tool 'strict'."
         )
         raise unsupported("tool_choice", f"Invalid 'tool_choice': {words}")
-    if not wanted.must_call:
-        tools = [_loosened(tool) for tool in wanted.tools]
-        if wanted.form:
-            calls = add_calls(rules, form, tools, one=wanted.one_call)
-            return rules.add("answer", f"{calls} | {rules.grammar('form', wanted.form)}")
-        excluded = _openings(wanted.reasoning)
-        return add_text_with_calls(rules, form, tools, one=wanted.one_call, excluded=excluded)
-    if isinstance(wanted.choice, NamedChoice):
-        named = wanted.choice.name
-        return add_calls(rules, form, [tool for tool in wanted.tools if tool.function.name == named], one=True)
-    return add_calls(rules, form, wanted.tools, one=wanted.one_call)
+    tools = offered_tools(wanted)
+    if wanted.must_call:
+        return add_calls(rules, form, tools, one=wanted.one_call or isinstance(wanted.choice, NamedChoice))
+    if wanted.form:
+        calls = add_calls(rules, form, tools, one=wanted.one_call)
+        return rules.add("answer", f"{calls} | {rules.grammar('form', wanted.form)}")
+    return add_text_with_calls(rules, form, tools, one=wanted.one_call, excluded=_openings(wanted.reasoning))
 
 
 def _openings(reasoning: ReasoningFirst | None) -> Sequence[str]:

@@ -84,38 +84,47 @@ def _add_body(rules: Rules, form: CallForm, tools: Sequence[Tool]) -> str:
 
 def _body(rules: Rules, form: CallForm, tool: Tool, number: int) -> str:
     name = tool.function.name
-    schema = dict(tool.function.parameters or NO_ARGUMENTS)
-    param = tool.param
-    if isinstance(tool, CustomTool) and tool.grammar is not None:
-        return _input_body(rules, form, tool, tool.grammar, number)
-    if form.python:
-        return f"{rules.text(name + '(')} {_python_arguments(rules, schema, number, param)} {rules.text(')')}"
-    if form.tagged:
-        return f"{rules.text(name + form.middle)} {TaggedArguments(rules, schema, number, param).add()}"
-    arguments = rules.grammar(f"arguments_{number}", of_schema({"type": "object", **schema}, JsonStyle(), param))
+    held_input = tool.grammar if isinstance(tool, CustomTool) else None
+    if form.tagged or form.python:
+        if held_input is not None:
+            return _input_body(rules, form, tool, held_input, number)
+        schema = dict(tool.function.parameters or NO_ARGUMENTS)
+        if form.python:
+            return f"{rules.text(name + '(')} {_python_arguments(rules, schema, number, tool.param)} {rules.text(')')}"
+        return f"{rules.text(name + form.middle)} {TaggedArguments(rules, schema, number, tool.param).add()}"
+    arguments = json_arguments(rules, tool, number)
     if form.middle:
         return f"{rules.text(name + form.middle)} {arguments}"
     opening = f'{{"{form.name}": "{name}", "{form.arguments}": '
     return f"{rules.text(opening)} {arguments} {rules.text('}')}"
 
 
-def _input_body(rules: Rules, form: CallForm, tool: CustomTool, grammar: InputGrammar, number: int) -> str:
-    """Returns the body of a call whose input has a grammar: inside a string, or between tags as it is."""
-    name, param, text = tool.custom.name, f"{tool.param}.grammar", grammar.definition
-    is_regex = grammar.syntax == "regex"
-    if form.tagged:
-        held = rules.grammar(f"input_{number}", of_regex(text) if is_regex else of_grammar(text, param))
-        opening, closing = f"<parameter={INPUT}>\n", "\n</parameter>\n"
-        return f"{rules.text(name + form.middle + opening)} {held} {rules.text(closing)}"
-    quoted = quoted_regex(text, param) if is_regex else quoted_lark(text, param)
-    held = rules.grammar(f"input_{number}", quoted)
+def json_arguments(rules: Rules, tool: Tool, number: int) -> str:
+    """Returns an expression of a call's arguments as JSON, of the tool's schema. Raises ApiError.
+
+    An input that has a grammar is held inside its string.
+    """
+    if isinstance(tool, CustomTool) and tool.grammar is not None:
+        held = rules.grammar(f"input_{number}", _quoted(tool.grammar, f"{tool.param}.grammar"))
+        opening, closing = f'{{"{INPUT}": "', '"}'
+        return f"{rules.text(opening)} {held} {rules.text(closing)}"
+    schema = {"type": "object", **(tool.function.parameters or NO_ARGUMENTS)}
+    return rules.grammar(f"arguments_{number}", of_schema(schema, JsonStyle(), tool.param))
+
+
+def _quoted(grammar: InputGrammar, param: str) -> str:
+    return (quoted_regex if grammar.syntax == "regex" else quoted_lark)(grammar.definition, param)
+
+
+def _input_body(rules: Rules, form: CallForm, tool: Tool, grammar: InputGrammar, number: int) -> str:
+    """Returns the body of a call whose input has a grammar: in Python inside a string, between tags as it is."""
+    name, param, text = tool.function.name, f"{tool.param}.grammar", grammar.definition
     if form.python:
+        held = rules.grammar(f"input_{number}", _quoted(grammar, param))
         return f"{rules.text(f'{name}({INPUT}=' + chr(34))} {held} {rules.text(chr(34) + ')')}"
-    arguments, closing = f'{{"{INPUT}": "', '"}'
-    if form.middle:
-        return f"{rules.text(name + form.middle + arguments)} {held} {rules.text(closing)}"
-    opening = f'{{"{form.name}": "{name}", "{form.arguments}": {arguments}'
-    return f"{rules.text(opening)} {held} {rules.text(closing + '}')}"
+    held = rules.grammar(f"input_{number}", of_regex(text) if grammar.syntax == "regex" else of_grammar(text, param))
+    opening, closing = f"<parameter={INPUT}>\n", "\n</parameter>\n"
+    return f"{rules.text(name + form.middle + opening)} {held} {rules.text(closing)}"
 
 
 def _python_arguments(rules: Rules, schema: Mapping[str, Any], number: int, param: str) -> str:

@@ -2,25 +2,13 @@
 
 from collections.abc import Mapping
 from copy import copy
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Protocol, Self
 
 from services.gateway.text.model_output.json_calls import CallPart, JsonCalls, layout_of
 from services.gateway.text.model_output.parser import Event, ParserTables, ResponseParser, What
 from services.gateway.text.model_output.template import Field, Part
+from services.gateway.text.model_output.told import NOTHING, Schemas, Told
 from services.gateway.text.model_output.whole_calls import PythonCalls, WholeCalls
-
-
-class Told(NamedTuple):
-    """The parts that some text of an answer adds to."""
-
-    content: str = ""
-    reasoning: str = ""
-    calls: tuple[CallPart, ...] = ()
-
-
-Schemas = Mapping[str, Mapping[str, Any]]
-
-_NOTHING = Told()
 
 
 class _Calls(Protocol):
@@ -81,7 +69,7 @@ class _Stripped:
 
 
 class AnswerText:
-    """Tells the text of one choice apart."""
+    """See Answer."""
 
     def __init__(
         self, tables: ParserTables, prompt: str = "", schemas: Schemas | None = None, *, keeps_end: bool = False
@@ -106,7 +94,7 @@ class AnswerText:
             self._told = []
 
     def copied(self) -> Self:
-        """Returns an answer that goes on by itself from the text so far."""
+        """See Answer."""
         other = copy(self)
         other._parser, other._content, other._reasoning = copy(self._parser), copy(self._content), copy(self._reasoning)
         other._calls = None if self._calls is None else self._calls.copied()
@@ -114,11 +102,11 @@ class AnswerText:
 
     @property
     def reasons(self) -> bool:
-        """True while the text is the model's reasoning."""
+        """See Answer."""
         return self._parser.field is not None and self._parser.field.part is Part.REASONING
 
     def feed(self, text: str) -> Told:
-        """Returns what the next text adds."""
+        """See Answer."""
         if (told := self.more(text)) is not None:
             return told
         for event in self._parser.feed(text):
@@ -126,7 +114,7 @@ class AnswerText:
         return self._sum()
 
     def passes(self, text: str) -> bool:
-        """Takes the next text where it is content and nothing else. The short form of `feed`, for streams."""
+        """See Answer."""
         field = self._parser.field
         if field is None or field.part is not Part.CONTENT or not self._content.passes(text):
             return False
@@ -136,7 +124,7 @@ class AnswerText:
         return True
 
     def more(self, text: str) -> Told | None:
-        """Takes the next text where all of it belongs to the field of the last one; None: it has to go to `feed`."""
+        """See Answer."""
         self._told = []
         return self._more(text) if self._parser.passes(text) else None
 
@@ -144,13 +132,13 @@ class AnswerText:
         """Takes a text that all belongs to the field of the last one."""
         field = self._parser.field
         if field is None:
-            return _NOTHING
+            return NOTHING
         if field.part is Part.CONTENT:
             return Told(self._content.add(text))
         if field.part is Part.REASONING:
             return Told("", self._reasoning.add(text))
         if self._calls is None:
-            return _NOTHING
+            return NOTHING
         parts = self._calls.feed(text)
         if len(parts) == 1 and isinstance(parts[0], CallPart) and parts[0].name is None:
             self.num_calls = self._calls.call
@@ -159,7 +147,7 @@ class AnswerText:
         return self._sum()
 
     def finish(self, *, cut: bool = False) -> Told:
-        """Returns what is left, after the last text. cut: more would have come."""
+        """See Answer."""
         self._told = []
         for event in self._parser.finish():
             self._take(event, cut=cut)

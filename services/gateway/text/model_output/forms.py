@@ -2,10 +2,13 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from services.gateway.text.model_output.answer import AnswerText
+from services.gateway.text.model_output.channel_marks import CHANNEL_TEXTS
+from services.gateway.text.model_output.channels import ChannelAnswer, Channels, begun_message
 from services.gateway.text.model_output.contents import placeholder
 from services.gateway.text.model_output.formats import (
     INSERTED,
@@ -18,8 +21,10 @@ from services.gateway.text.model_output.formats import (
 )
 from services.gateway.text.model_output.parser import ParserTables
 from services.gateway.text.model_output.template import Field, Part, ResponseTemplate, load_template
+from services.gateway.text.model_output.told import Answer, Schemas
 
 AUTO, NONE = "auto", "none"  # as the name of a parser: found from the model's files; switched off
+HARMONY = "harmony"  # the form of answers in channels, of calls and reasoning together
 _PLAIN: Mapping[str, Any] = {}
 _TOOLS = re.compile(r"\btools\b")
 
@@ -30,17 +35,24 @@ class AnswerForms:
 
     template: of all answers. form: of calls, for grammars; None: no grammar can be made of it. call_ids: see ToolForm.
     inserted: the model's chat template knows no tools, so that a text about them is inserted.
+    channels: answers are in channels, and the template has no marks.
     """
 
     template: ResponseTemplate
     form: CallForm | None = None
     call_ids: int = 0
     inserted: bool = False
+    channels: Channels | None = None
 
     @property
     def calls(self) -> bool:
         """True when calls of tools can be told apart."""
-        return self.template.field_of(Part.CALLS) is not None
+        return self.template.field_of(Part.CALLS) is not None or (self.channels is not None and self.channels.calls)
+
+    @property
+    def reasons(self) -> bool:
+        """True when there is reasoning that can be told apart."""
+        return self.reasoning is not None or (self.channels is not None and self.channels.reasoning)
 
     @property
     def reasoning(self) -> Field | None:
@@ -56,6 +68,24 @@ class AnswerForms:
     def without_calls(self) -> ParserTables:
         """The tables for answers to other requests."""
         return ParserTables(self.template.only(lambda part: part is not Part.CALLS))
+
+    def begun(self, prompt: str) -> str:
+        """Returns the part of the assistant's message that a prompt has, which the answer goes on."""
+        if self.channels is not None:
+            return begun_message(prompt)
+        return self.template.begun(prompt) if self.reasons or self.calls else ""
+
+    def answer(self, begun: str, schemas: Schemas | None, *, keeps_end: bool = False, spelled: bool = False) -> Answer:
+        """Returns an answer that goes on `begun`.
+
+        schemas: of the tools that it may call; None: calls are not told apart. keeps_end: see AnswerText. spelled: see
+        ChannelAnswer.
+        """
+        if self.channels is not None:
+            channels = self.channels if schemas is not None else replace(self.channels, calls=False)
+            return ChannelAnswer(channels, begun, schemas, spelled=spelled)
+        tables = self.without_calls if schemas is None else self.with_calls
+        return AnswerText(tables, begun, schemas, keeps_end=keeps_end)
 
 
 NO_FORMS = AnswerForms(load_template({"start_anchor": START_ANCHORS, "fields": {"content": _PLAIN}}))
@@ -76,6 +106,9 @@ def find_forms(
     """
     own = None if spec is None else load_template(spec)
     source = tool_template or chat_template or ""
+    if _in_channels(own, source, tool_parser, reasoning_parser):
+        calls = tool_parser == HARMONY or (tool_parser == AUTO and _TOOLS.search(source) is not None)
+        return replace(NO_FORMS, channels=Channels(calls=calls, reasoning=reasoning_parser != NONE))
     inserted = chat_template is not None and _TOOLS.search(source) is None and tool_parser != NONE
     tools = _tool_form(own, source, tool_parser, inserted=inserted)
     reasoning = _reasoning_form(own, (chat_template or "") + source, reasoning_parser)
@@ -100,6 +133,13 @@ def find_forms(
     known = _known(source)
     form = _form_of(template.field_of(Part.CALLS)) or (None if known is None else known.form)
     return AnswerForms(template, form, 0 if known is None else known.call_ids)
+
+
+def _in_channels(own: ResponseTemplate | None, source: str, tool_parser: str, reasoning_parser: str) -> bool:
+    named = {tool_parser, reasoning_parser} - {AUTO, NONE}
+    if named:
+        return named == {HARMONY}
+    return own is None and all(text in source for text in CHANNEL_TEXTS)
 
 
 def _tool_form(own: ResponseTemplate | None, source: str, name: str, *, inserted: bool) -> ToolForm | None:
