@@ -36,8 +36,8 @@ def pace_engines() -> None:
 
     launch, pace = Engine._launch, Pace()
 
-    def paced(engine: Engine, plan: StepPlan, on_computing: Callable[[], None] | None) -> Launched:
+    def paced(engine: Engine, plan: StepPlan, now: float, on_computing: Callable[[], None] | None) -> Launched:
         pace.keep()
-        return launch(engine, plan, on_computing)
+        return launch(engine, plan, now, on_computing)
 
     setattr(Engine, "_launch", paced)  # noqa: B010  # mypy knows no methods that are replaced

@@ -53,6 +53,8 @@ def _workers(q: Queries) -> list[Panel]:
         Panel("Sequences that wait", [q.of_workers("baton_worker_waiting")]),
         Panel("Tokens that steps compute, each second", [q.rise_of_workers("baton_worker_computed_tokens")]),
         Panel("Numbers that are not finite", [q.of_workers("baton_worker_not_finite")]),
+        Panel("Busiest expert, worst layer", [q.of_workers("baton_worker_worst_expert_imbalance")]),
+        Panel("Busiest expert, mean of layers", [q.of_workers("baton_worker_mean_expert_imbalance")]),
         Panel("Drains", [q.of_workers("baton_worker_draining")]),
         Panel("Workers that do not fit, and why", [_refused(q)], shape=Shape.TABLE),
         Panel("Share of time in garbage collections", [pauses], "percentunit"),

@@ -20,6 +20,7 @@ class IdleRunner:
     whole_prompts = False
     token_types = False
     generates = True
+    has_experts = False
 
     def __init__(
         self, num_blocks: int, step_s: float = 0.0, *, layout: KvLayout = SMALLEST, vocab_size: int = 1 << 30

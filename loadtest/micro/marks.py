@@ -57,6 +57,7 @@ class _MarkingRunner:
         self.whole_prompts = inner.whole_prompts
         self.token_types = inner.token_types
         self.generates = inner.generates
+        self.has_experts = inner.has_experts
         self._inner = inner
         self._marks = marks
 

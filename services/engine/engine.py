@@ -20,6 +20,7 @@ from kvtransfer.ids import AttemptId
 from kvtransfer.messages import Announcement, FirstToken
 from services.engine.blocks.block_pool import BlockPool
 from services.engine.blocks.prefix_cache import PrefixCache
+from services.engine.expert_imbalance import ExpertImbalance
 from services.engine.launch import Launched, decode_step, mixed_step
 from services.engine.runner.base import Runner, StepOutput, StepTokens
 from services.engine.sampling.guidance import Guidance
@@ -69,6 +70,7 @@ class Engine:
         self._decoding = TokenRows(batch, batch.slots_in(Phase.DECODE))  # of the last step that only decoded
         self.computed_tokens = 0  # by all steps, of prompts and answers
         self.num_not_finite = 0  # requests that failed because something was not finite
+        self.expert_imbalance = ExpertImbalance() if runner.has_experts else None
         self.check = SelfCheck(runner, max_model_len)  # repeated when something is not finite, if it has learned
         self._checked_until = -math.inf  # when a check that passed is too old
         self._expelled: list[Request] = []  # to be failed once the runner was checked
@@ -143,7 +145,7 @@ class Engine:
         if len(self._under_way) <= depth:
             plan = self._scheduler.plan(self.sequences, now)
             if len(plan):
-                launched = self._launch(plan, on_computing)
+                launched = self._launch(plan, now, on_computing)
                 if launched.inputs is None and len(self._under_way) <= depth:
                     return True
         if not self._under_way:
@@ -178,7 +180,7 @@ class Engine:
         assert slot is not None
         return slot
 
-    def _launch(self, plan: StepPlan, on_computing: Callable[[], None] | None) -> Launched:
+    def _launch(self, plan: StepPlan, now: float, on_computing: Callable[[], None] | None) -> Launched:
         batch, slots = self.sequences.batch, plan.slots
         if plan.only_decodes:
             if self._decoding.slots is not slots:
@@ -189,6 +191,8 @@ class Engine:
         if self._under_way:
             self._carry(step.tokens, plan)
         step.on_computing = on_computing
+        if self.expert_imbalance is not None:
+            step.counts_experts = self.expert_imbalance.asks(now)
         self.runner.launch(step)
         self.computed_tokens += len(step.tokens.token_ids)
         launched = Launched.of(batch, plan, step, rows)
@@ -230,6 +234,8 @@ class Engine:
         launched, output = self._under_way.popleft(), self.runner.collect()
         sequences, batch = self.sequences, self.sequences.batch
         sequences.frees.step_collected()
+        if self.expert_imbalance is not None and output.expert_pairs is not None:
+            self.expert_imbalance.note(output.expert_pairs)
         for row in output.not_finite.tolist():
             slot = int(launched.slots[row])
             if batch.serial[slot] == launched.serials[row]:

@@ -36,6 +36,14 @@ _LOAD_GAUGES = {  # by field of Load
     "computed_tokens": ("baton_worker_computed_tokens", "Tokens that its steps computed since it started."),
     "not_finite": ("baton_worker_not_finite", "Requests since it started whose numbers were not finite."),
     "evicted_blocks": ("baton_worker_evicted_blocks", "Cached blocks since it started whose room was needed."),
+    "worst_expert_imbalance": (
+        "baton_worker_worst_expert_imbalance",
+        "Tokens of the busiest expert over the mean, in the last minute, of the layer where this is highest.",
+    ),
+    "mean_expert_imbalance": (
+        "baton_worker_mean_expert_imbalance",
+        "Tokens of the busiest expert over the mean, in the last minute, mean over the layers.",
+    ),
     "gc_collections": ("baton_worker_gc_collections", "Garbage collections since it started."),
     "gc_pause_us": ("baton_worker_gc_pause_microseconds", "How long they stopped it, in all."),
 }
@@ -422,7 +430,8 @@ class WorkerLoads(Collector):
         for figure, (name, what) in _LOAD_GAUGES.items():
             family = GaugeMetricFamily(name, what, labels=["worker", "role"])
             for (worker, role), load in self.latest.items():
-                family.add_metric([worker, role.value], getattr(load, figure))
+                if (value := getattr(load, figure)) is not None:
+                    family.add_metric([worker, role.value], value)
             yield family
 
 

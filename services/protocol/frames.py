@@ -75,6 +75,10 @@ class Load:
     computed_tokens: int = 0  # by the engine's steps in this life, of prompts and answers
     not_finite: int = 0  # requests in this life that failed because the model computed numbers that are not finite
     evicted_blocks: int = 0  # cached blocks in this life whose room was needed; 0 also where a worker does not tell
+    # Tokens of a layer's busiest expert over the mean of its experts, in the last minute: of the layer where it is
+    # highest, and over the layers. None: no experts, or not known.
+    worst_expert_imbalance: float | None = None
+    mean_expert_imbalance: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,17 @@ class Reference:
             states: torch.Tensor = self._model.base_model(torch.tensor([prompt])).last_hidden_state[0]
         return states
 
+    def expert_pairs(self, tokens: list[int]) -> np.ndarray:
+        """How many tokens each expert gets, int64[layers, experts]; of models whose experts are the `top_k` highest
+        logits.
+        """
+        with torch.inference_mode():
+            found = self._model(torch.tensor([tokens]), output_router_logits=True).router_logits
+        num_experts, top_k = found[0].shape[-1], self._model.config.num_experts_per_tok
+        counts = [logits.topk(top_k).indices.flatten().bincount(minlength=num_experts) for logits in found]
+        pairs: np.ndarray = torch.stack(counts).numpy()
+        return pairs
+
     def run(self, prompt: list[int], num_tokens: int) -> tuple[list[int], torch.Tensor]:
         """Greedy tokens and the log-probabilities of each step, [num_tokens, vocab]."""
         found = self._model.generate(

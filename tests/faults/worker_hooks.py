@@ -21,11 +21,11 @@ def fail_on_poison() -> None:
 
     launch = Engine._launch
 
-    def checked(engine: Engine, plan: StepPlan, on_computing: Callable[[], None] | None) -> Launched:
+    def checked(engine: Engine, plan: StepPlan, now: float, on_computing: Callable[[], None] | None) -> Launched:
         batch = engine.sequences.batch
         if any(batch.request(int(slot)).capsule.token_ids[0] == POISON for slot in plan.slots):
             raise RuntimeError("a prompt that the engine cannot compute")
-        return launch(engine, plan, on_computing)
+        return launch(engine, plan, now, on_computing)
 
     setattr(Engine, "_launch", checked)  # noqa: B010  # mypy knows no methods that are replaced
 
@@ -38,10 +38,10 @@ def hang_on_signal() -> None:
 
     launch, hangs = Engine._launch, threading.Event()
 
-    def checked(engine: Engine, plan: StepPlan, on_computing: Callable[[], None] | None) -> Launched:
+    def checked(engine: Engine, plan: StepPlan, now: float, on_computing: Callable[[], None] | None) -> Launched:
         while hangs.is_set():
             time.sleep(1)
-        return launch(engine, plan, on_computing)
+        return launch(engine, plan, now, on_computing)
 
     setattr(Engine, "_launch", checked)  # noqa: B010  # likewise
     signal.signal(FAULT_SIGNAL, lambda *_: hangs.set())

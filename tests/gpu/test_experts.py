@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from services.engine.kernels.expert_tally import ExpertTally
 from services.engine.kernels.gpu.experts import ExpertStacks, grouped_mlp
 from services.engine.kernels.gpu.routing import route
 from services.engine.kernels.routing_numbers import RoutingNumbers
@@ -49,3 +50,23 @@ def test_numbers_that_are_not_finite_stay_with_their_token(device: torch.device)
 
     assert y[0].isfinite().all()
     assert not y[1].isfinite().any()
+
+
+def test_pairs_are_tallied_without_those_of_padding(device: torch.device) -> None:
+    """Tokens beyond the number that is given are padding, in more than one program that counts."""
+    generator = torch.Generator().manual_seed(5)
+    num_tokens, num_experts = 150, 5
+    x, gate_up, down = (torch.zeros(*shape, device=device) for shape in ((num_tokens, 16), (5, 32, 16), (5, 16, 16)))
+    chosen = torch.stack([torch.randperm(num_experts, generator=generator)[:2] for _ in range(num_tokens)]).to(device)
+    weights, stacks = torch.ones(num_tokens, 2, device=device), ExpertStacks(gate_up, down)
+    counts = torch.zeros(num_experts, dtype=torch.int64, device=device)
+    num_counted = torch.zeros(1, dtype=torch.int32, device=device)
+
+    for present in (150, 31, 149):
+        num_counted.fill_(present)
+        grouped_mlp(x, chosen, weights, stacks, tally=ExpertTally(counts, num_counted))
+
+    expected = sum(chosen[:present].flatten().bincount(minlength=num_experts) for present in (150, 31, 149))
+    assert counts.tolist() == expected.tolist()
+    grouped_mlp(x, chosen, weights, stacks, tally=ExpertTally(counts))
+    assert (counts - expected).tolist() == chosen.flatten().bincount(minlength=num_experts).tolist()

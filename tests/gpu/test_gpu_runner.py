@@ -98,6 +98,35 @@ def test_greedy_tokens_and_logprobs_equal_transformers(name: str, tmp_path: Path
 
 
 @pytest.mark.long
+def test_pairs_of_experts_are_those_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step ahead; recorded steps have rows of padding, which count nowhere. The last layer gets fewer tokens."""
+    directory = write_checkpoint(tmp_path / "model", "mixtral", num_hidden_layers=3)
+    *others, first, second, third = prompts_of([4, 19, 9, 4, 19, 9])
+    prompts, reference = [first, second, third], Reference(directory)
+    runner = make_runner(directory, block_size=8, max_num_seqs=8)
+    engine = Engine(runner, DecodeScheduler(24), max_num_seqs=8, max_model_len=64, eos_token_ids=(), pipeline_depth=1)
+    driven, told = Driven(engine), list[np.ndarray]()
+    imbalance = engine.expert_imbalance
+    assert imbalance is not None
+    monkeypatch.setattr(imbalance, "note", told.append)
+
+    def run(prompts: list[list[int]], num_tokens: int) -> list[int]:
+        driven.now += 6
+        handles = [driven.submit(prompt, num_tokens) for prompt in prompts]
+        driven.run()
+        return handles
+
+    run(others, 6)  # which records the steps
+    run([[5]], 1)
+    handles = run(prompts, 6)
+    run([[9]], 1)
+    computed = [prompt + driven.tokens[handle][:-1] for prompt, handle in zip(prompts, handles, strict=True)]
+    expected = np.sum([reference.expert_pairs(tokens) for tokens in (*computed, [9])], axis=0)
+    counted = told[-1] - told[-3]
+    assert counted[:2].tolist() == expected[:2].tolist()
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(("family", "fp8"), [("llama", False), ("opt", False), ("llama", True)])
 def test_bfloat16_and_fp8_kv_stay_near_float32(family: str, fp8: bool, tmp_path: Path) -> None:
     """The first tokens of some prompts: their log-probabilities are near those of float32."""

@@ -126,6 +126,8 @@ def a_frame() -> Frame:
             computed_tokens=2**41,
             not_finite=9,
             evicted_blocks=10,
+            worst_expert_imbalance=2.5,
+            mean_expert_imbalance=1.25,
         ),
     )
 

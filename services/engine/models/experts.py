@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from services.engine.kernels.base import Operations
+from services.engine.kernels.expert_tally import ExpertTally
+from services.engine.models.base import Weights
 from services.engine.models.config import DecoderConfig, layer_prefix
 from services.engine.models.expert_tensors import ExpertNames
 from services.engine.models.experts_config import Experts
@@ -18,6 +20,7 @@ from services.engine.models.linear import Linear
 from services.engine.models.parts import GatedMlp, Mlp, load_gated_mlp
 from services.engine.models.routing import route
 from services.engine.models.tensors import Tensors
+from services.engine.models.weights import DecoderWeights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +68,21 @@ class ExpertsMlp:
         if shared is None:
             return y
         return y + (gate.sigmoid() * shared if numbers.shared_gate else shared)
+
+
+def tally_experts(weights: Weights, num_tokens: Tensor | None = None) -> Tensor | None:
+    """Makes all experts of a model count their pairs from now on. Returns where they do, int64[layers with experts,
+    experts]; None: the model has no experts. num_tokens: see `ExpertTally`.
+    """
+    layers = weights.layers if isinstance(weights, DecoderWeights) else ()
+    mlps = [layer.mlp for layer in layers if isinstance(layer.mlp, ExpertsMlp)]
+    if not mlps:
+        return None
+    device = None if num_tokens is None else num_tokens.device
+    counts = torch.zeros(len(mlps), mlps[0].numbers.num_experts, dtype=torch.int64, device=device)
+    for of_layer, mlp in zip(counts, mlps, strict=True):
+        mlp.experts.tally(ExpertTally(of_layer, num_tokens))
+    return counts
 
 
 def load_experts(names: ExpertNames, tensors: Tensors, config: DecoderConfig, layer: int) -> Mlp:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from services.engine.kernels.expert_tally import ExpertTally
 from services.engine.models.experts_config import Experts
 from services.engine.models.linear import Linear, MakeProduct
 
@@ -30,6 +31,9 @@ class ExpertsKernel(Protocol):
     ) -> None:
         """Takes an expert's weights, see `ExpertWeights`."""
 
+    def tally(self, tally: ExpertTally) -> None:
+        """Adds to the tally, from now on, the pairs of each expert."""
+
     def widened(self, x: Tensor) -> Tensor:
         """Returns x, [T, hidden], in float32, for a router's product."""
 
@@ -50,7 +54,7 @@ MakeExperts = Callable[[Experts, Tensor], ExpertsKernel | None]
 class GroupedMlp:
     """The MLPs of all experts of a layer, for inference."""
 
-    __slots__ = ("_downs", "_experts", "_gate_ups", "kernel")
+    __slots__ = ("_downs", "_experts", "_gate_ups", "_tally", "kernel")
 
     def __init__(
         self,
@@ -68,6 +72,7 @@ class GroupedMlp:
         self._gate_ups: list[Linear] = []
         self._downs: list[Linear] = []
         self.kernel: ExpertsKernel | None = None  # what computes all of it
+        self._tally: ExpertTally | None = None
         for expert in range(experts.num_experts):
             weights = read(expert)
             if expert == 0 and make_kernel is not None:
@@ -78,6 +83,14 @@ class GroupedMlp:
                 self._gate_ups.append(Linear(weights.gate_up, weights.gate_up_bias, make_product=make_product))
                 self._downs.append(Linear(weights.down, weights.down_bias, make_product=make_product))
 
+    def tally(self, tally: ExpertTally) -> None:
+        """Adds to the tally, from now on, the pairs of each expert."""
+        if self.kernel is not None:
+            self.kernel.tally(tally)
+        else:
+            assert tally.num_tokens is None, "without a kernel no token of a step is padding"
+            self._tally = tally
+
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor, silu_mul: Callable[[Tensor], Tensor]) -> Tensor:
         """Returns the weighted sum of what each token's experts make of it, [T, hidden].
 
@@ -87,8 +100,10 @@ class GroupedMlp:
         assert self.kernel is None
         expert_of_pair = chosen.flatten()
         order = expert_of_pair.argsort(stable=True)
-        counts = expert_of_pair.bincount(minlength=self._experts.num_experts).tolist()
-        rows = x[order // chosen.shape[1]].split(counts)
+        counts = expert_of_pair.bincount(minlength=self._experts.num_experts)
+        if self._tally is not None:
+            self._tally.counts.add_(counts)
+        rows = x[order // chosen.shape[1]].split(counts.tolist())
         fed = torch.cat([self._feed(expert, some, silu_mul) for expert, some in enumerate(rows) if len(some)])
         by_pair = torch.empty_like(fed)
         by_pair[order] = fed

@@ -200,6 +200,7 @@ class StepInput:
     pooled: PooledTokens | None = None
     # Called in `launch`, at most once, when the runner has done most of what it needs Python for.
     on_computing: Callable[[], None] | None = None
+    counts_experts: bool = False  # its output says how many pairs each expert has got; only where the model has experts
 
     @classmethod
     def of(
@@ -284,6 +285,8 @@ class StepOutput:
     scored: StepLogprobs | None = None  # for the S successors; NaN: logits are not all finite
     pooled: np.ndarray | None = None  # float32[P, embedding_size]: sums of hidden states, after the last norm
     not_finite: np.ndarray = field(default_factory=lambda: NO_ROWS)  # int64[M], rows of the step: see `not_finite.py`
+    # int64[layers with experts, experts]: pairs of a token and an expert so far, this step's included, where asked for.
+    expert_pairs: np.ndarray | None = None
 
 
 CHECK_TOKENS = 112  # of a runner's self-check: a prompt for the kernels of many tokens, and some to decode
@@ -306,6 +309,7 @@ class Runner(Protocol):
     window: int | None  # positions that a token sees, its own included; earlier blocks are not read. None: all
     token_types: bool  # the model tells tokens of a pair's second text from those of the first
     whole_prompts: bool  # every prompt is in one step, and nothing of it is kept: its tokens see all of it
+    has_experts: bool  # its layers have experts, whose pairs it counts
 
     def kv_memory(self) -> BlockMemory:
         """Returns the pool, num_blocks of layout.block_bytes each, for transports: the same object each time."""

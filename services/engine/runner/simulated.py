@@ -52,6 +52,7 @@ class SimulatedRunner:
         self.whole_prompts = False
         self.token_types = False
         self.generates = True
+        self.has_experts = False
         self.vocab_size = vocab_size
         self.embedding_size = 2
         self.window = window

@@ -177,6 +177,8 @@ def _pack_load(load: Load) -> worker_pb2.Load:
         computed_tokens=load.computed_tokens,
         not_finite=load.not_finite,
         evicted_blocks=load.evicted_blocks,
+        worst_expert_imbalance=load.worst_expert_imbalance,
+        mean_expert_imbalance=load.mean_expert_imbalance,
     )
 
 
@@ -195,4 +197,6 @@ def _parse_load(packed: worker_pb2.Load) -> Load:
         computed_tokens=packed.computed_tokens,
         not_finite=packed.not_finite,
         evicted_blocks=packed.evicted_blocks,
+        worst_expert_imbalance=packed.worst_expert_imbalance or None,
+        mean_expert_imbalance=packed.mean_expert_imbalance or None,
     )

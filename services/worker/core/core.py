@@ -126,8 +126,8 @@ class WorkerCore:
 
     def load(self) -> Load:
         """Says how much there is to do here, for routers."""
-        sequences = self.engine.sequences
-        batch = sequences.batch
+        sequences, experts = self.engine.sequences, self.engine.expert_imbalance
+        batch, imbalance = sequences.batch, None if experts is None else experts.latest
         return Load(
             running=batch.max_num_seqs - batch.num_free_slots,
             waiting=sequences.requests.num_queued,
@@ -142,6 +142,8 @@ class WorkerCore:
             computed_tokens=self.engine.computed_tokens,
             not_finite=self.engine.num_not_finite,
             evicted_blocks=sequences.pool.num_evicted,
+            worst_expert_imbalance=None if imbalance is None else imbalance.worst,
+            mean_expert_imbalance=None if imbalance is None else imbalance.mean,
         )
 
     # Questions.

@@ -5,6 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from services.engine.kernels.expert_tally import ExpertTally
 from services.engine.kernels.gpu.experts import ExpertStacks, grouped_mlp
 from services.engine.kernels.gpu.routing import route
 from services.engine.kernels.routing_numbers import RoutingNumbers, Scores
@@ -42,4 +43,6 @@ def _grouped_mlp(
     )
     chosen = _empty(num_tokens, top_k, dtype=torch.int32)
     weights = _empty(num_tokens, top_k, dtype=torch.float32)
-    grouped_mlp(_empty(num_tokens, hidden), chosen, weights, stacks, (7.0, 1.702) if has_bias else None)
+    swiglu = (7.0, 1.702) if has_bias else None
+    tally = ExpertTally(_empty(num_experts, dtype=torch.int64), _empty(1, dtype=torch.int32))
+    grouped_mlp(_empty(num_tokens, hidden), chosen, weights, stacks, swiglu, tally)

@@ -14,6 +14,7 @@ from services.engine.kernels.cpu.matmul import MOST_ROWS, SCRATCH_BYTES, WEIGHTS
 from services.engine.kernels.cpu.register_tiles import COLUMNS
 from services.engine.kernels.cpu.routing import MOST_CHOSEN, MOST_EXPERTS, PLAN_WORDS
 from services.engine.kernels.cpu.team import Kernel, Team, float_argument, the_team
+from services.engine.kernels.expert_tally import ExpertTally
 from services.engine.kernels.routing_numbers import RoutingNumbers, Scores
 
 # Most panels of an item, fewer if threads would have too few items to share evenly; and items for each thread, at
@@ -68,7 +69,7 @@ class PackedExperts:
         self._gate_up_biases: Tensor | None = None  # float32[experts, 2, columns of whole panels]
         self._down_biases: Tensor | None = None  # float32[experts, 1, columns of whole panels]
         self._starts = torch.zeros(num_experts, dtype=torch.int32)
-        self.counts = torch.zeros(num_experts, dtype=torch.int64)  # pairs of each expert so far
+        self.counts = torch.zeros(num_experts, dtype=torch.int64)  # pairs of each expert so far, see `ExpertTally`
 
     def put(
         self, expert: int, gate_up: Tensor, down: Tensor, gate_up_bias: Tensor | None, down_bias: Tensor | None
@@ -85,6 +86,11 @@ class PackedExperts:
             if self._down_biases is None:
                 self._down_biases = torch.zeros(self._num_experts, 1, padded(self._hidden))
             self._down_biases[expert, 0, : self._hidden] = down_bias
+
+    def tally(self, tally: ExpertTally) -> None:
+        """Adds to the tally, from now on, the pairs of each expert. Steps that were recorded before do not."""
+        assert tally.num_tokens is None, "on a CPU no token of a step is padding"
+        self.counts = tally.counts
 
     def widened(self, x: Tensor) -> Tensor:
         """Returns x, [T, hidden], in float32, for a router's product."""

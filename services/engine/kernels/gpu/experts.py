@@ -10,6 +10,7 @@ tokens alone, whatever they choose, and a CUDA graph holds it:
     order    int32[T * K]   pairs by expert; pair p is token p // K's choice p % K. Pairs of one expert have any order
     inner    [T * K, width] in that order
     outer    [T * K, hidden], by pair: summed for each token in the order of its choice, in float32
+    tallied  int64[E]       pairs of each expert in all steps so far, without those of padding; maybe absent
 """
 
 from typing import NamedTuple
@@ -19,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from services.engine.kernels.expert_tally import ExpertTally
 from services.engine.kernels.gpu.casts import cast, through
 from services.engine.kernels.gpu.launch import dot_dtype
 
@@ -46,23 +48,31 @@ class Tile(NamedTuple):
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
-def count_kernel(chosen, counts, ranks, num_pairs, BLOCK: tl.constexpr):
-    """Counts each expert's pairs, and gives each pair a number among them."""
+def count_kernel(chosen, counts, ranks, tallied, num_tokens, num_pairs, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
+    """Counts each expert's pairs, and gives each pair a number among them. Takes pairs of padding from what is tallied,
+    to which `place_kernel` adds all of them.
+    """
     pairs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     present = pairs < num_pairs
     expert = tl.load(chosen + pairs, mask=present, other=0)
     tl.store(ranks + pairs, tl.atomic_add(counts + expert, 1, mask=present), mask=present)
+    if num_tokens is not None:
+        is_padding = present & (pairs >= tl.load(num_tokens) * TOP_K)
+        tl.atomic_add(tallied + expert, tl.full((BLOCK,), -1, dtype=tl.int64), mask=is_padding)
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
 def place_kernel(
-    chosen, counts, ranks, order, num_pairs, NUM: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr
+    chosen, counts, ranks, order, tallied, num_pairs, NUM: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Writes each pair to its place in the order by expert."""
+    """Writes each pair to its place in the order by expert. Adds the counts to what is tallied."""
     pairs, experts = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, EXPERTS)
     present = pairs < num_pairs
     sizes = tl.load(counts + experts, mask=experts < NUM, other=0)
     expert = tl.load(chosen + pairs, mask=present, other=0)
+    if tallied is not None:
+        by_first = (experts < NUM) & (tl.program_id(0) == 0)
+        tl.store(tallied + experts, tl.load(tallied + experts, mask=by_first, other=0) + sizes, mask=by_first)
     before = tl.sum(tl.where(experts[None, :] < expert[:, None], sizes[None, :], 0), 1)
     rank = tl.load(ranks + pairs, mask=present, other=0)
     tl.store(order + before + rank, pairs, mask=present)
@@ -210,16 +220,21 @@ def sum_kernel(outer, weights, out, HIDDEN: tl.constexpr, TOP_K: tl.constexpr, C
 
 
 def grouped_mlp(
-    x: Tensor, chosen: Tensor, weights: Tensor, stacks: ExpertStacks, swiglu: tuple[float, float] | None = None
+    x: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    stacks: ExpertStacks,
+    swiglu: tuple[float, float] | None = None,
+    tally: ExpertTally | None = None,
 ) -> Tensor:
     """Returns the weighted sum of what each token's experts make of it, [T, hidden].
 
     x: [T, hidden], whose rows may lie apart; chosen: int[T, K], different experts; weights: float32[T, K].
-    swiglu: limit and alpha of `clamped_swiglu`; None for SiLU(gate) * up.
+    swiglu: limit and alpha of `clamped_swiglu`; None for SiLU(gate) * up. tally: gets the pairs of each expert.
     """
     (num_tokens, top_k), (num_experts, hidden, width) = chosen.shape, stacks.down.shape
     num_pairs, experts = num_tokens * top_k, triton.next_power_of_2(num_experts)
-    counts, order = _sort(chosen, num_experts, experts)
+    counts, order = _sort(chosen, num_experts, experts, tally)
     first, second = _tiles(num_pairs, num_experts)
     num_blocks = min(num_pairs, triton.cdiv(num_pairs, first.rows) + num_experts - 1)
     inner, outer = (torch.empty((num_pairs, size), dtype=x.dtype, device=x.device) for size in (width, hidden))
@@ -264,15 +279,18 @@ def grouped_mlp(
     return out
 
 
-def _sort(chosen: Tensor, num_experts: int, experts: int) -> tuple[Tensor, Tensor]:
+def _sort(chosen: Tensor, num_experts: int, experts: int, tally: ExpertTally | None) -> tuple[Tensor, Tensor]:
     """Returns counts and order, see above."""
     num_pairs = chosen.numel()
     counts = torch.zeros(num_experts, dtype=torch.int32, device=chosen.device)
     ranks, order = (torch.empty(num_pairs, dtype=torch.int32, device=chosen.device) for _ in range(2))
     grid = (triton.cdiv(num_pairs, _PAIRS),)
-    count_kernel[grid](chosen, counts, ranks, num_pairs, BLOCK=_PAIRS, num_warps=4)
+    tallied, num_tokens = (None, None) if tally is None else tally
+    count_kernel[grid](
+        chosen, counts, ranks, tallied, num_tokens, num_pairs, TOP_K=chosen.shape[1], BLOCK=_PAIRS, num_warps=4
+    )
     place_kernel[grid](
-        chosen, counts, ranks, order, num_pairs, NUM=num_experts, EXPERTS=experts, BLOCK=_PAIRS, num_warps=4
+        chosen, counts, ranks, order, tallied, num_pairs, NUM=num_experts, EXPERTS=experts, BLOCK=_PAIRS, num_warps=4
     )
     return counts, order
 

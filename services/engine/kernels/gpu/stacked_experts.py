@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from services.engine.kernels.expert_tally import ExpertTally
 from services.engine.kernels.gpu.experts import ExpertStacks, grouped_mlp
 from services.engine.kernels.gpu.routing import route
 from services.engine.kernels.routing_numbers import RoutingNumbers
@@ -19,6 +20,7 @@ class StackedExperts:
         """
         self._numbers = numbers
         self._swiglu = swiglu
+        self._tally: ExpertTally | None = None
         self._stacks = ExpertStacks(
             like.new_empty(numbers.num_experts, 2 * width, hidden), like.new_empty(numbers.num_experts, hidden, width)
         )
@@ -38,6 +40,10 @@ class StackedExperts:
             if stack is not None and part is not None:
                 stack[expert] = part
 
+    def tally(self, tally: ExpertTally) -> None:
+        """Adds to the tally, from now on, the pairs of each expert. Steps that were recorded before do not."""
+        self._tally = tally
+
     def widened(self, x: Tensor) -> Tensor:
         """Returns x, [T, hidden], in float32, for a router's product."""
         return x.to(torch.float32)
@@ -51,7 +57,7 @@ class StackedExperts:
 
         Adds what the shared expert makes of it, which the sigmoid of the gate, [T, 1], weighs if there is one.
         """
-        y = grouped_mlp(x, *choice, self._stacks, self._swiglu)
+        y = grouped_mlp(x, *choice, self._stacks, self._swiglu, self._tally)
         if shared is None:
             return y
         return y + (shared if gate is None else gate.sigmoid() * shared)

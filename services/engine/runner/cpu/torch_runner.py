@@ -14,6 +14,7 @@ from services.engine.attention.base import PagedQueries
 from services.engine.kernels.cpu.huge_pages import allocate
 from services.engine.kernels.load import make_operations
 from services.engine.models.base import ModelInput, Weights
+from services.engine.models.experts import tally_experts
 from services.engine.models.model_config import ModelConfig
 from services.engine.models.registry import make_model
 from services.engine.runner.base import (
@@ -77,6 +78,8 @@ class TorchRunner:
         if cores is not None:
             operations = SharedCoreOperations(operations, cores)
         self._mask = operations.mask
+        self._expert_counts = tally_experts(weights)
+        self.has_experts = self._expert_counts is not None
         self._model = make_model(config, weights, self._attention, operations)
         self._done: deque[StepOutput] = deque()
 
@@ -99,7 +102,9 @@ class TorchRunner:
             step.sampling.begin_masks()
         try:
             with torch.inference_mode():
-                self._done.append(self._run(step))
+                self._done.append(output := self._run(step))
+            if step.counts_experts and self._expert_counts is not None:
+                output.expert_pairs = self._expert_counts.numpy().copy()
         finally:
             if self._cores is not None:
                 self._cores.end()

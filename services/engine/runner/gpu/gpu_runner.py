@@ -24,6 +24,7 @@ from services.engine.kernels.base import Scoring
 from services.engine.kernels.gpu.operations import TritonOperations
 from services.engine.kernels.gpu.rows import fill_tokens
 from services.engine.models.base import ModelInput, Weights
+from services.engine.models.experts import tally_experts
 from services.engine.models.kv_scales import KvScales
 from services.engine.models.model_config import ModelConfig
 from services.engine.models.registry import make_model
@@ -124,6 +125,9 @@ class GpuRunner:
             fp8=fp8,
         )
         self._model = make_model(config, weights, self._attention, TritonOperations())
+        self._num_tokens = torch.zeros(1, dtype=torch.int32, device=device.torch)  # of the step, without padding
+        self._expert_counts = tally_experts(weights, self._num_tokens)
+        self.has_experts = self._expert_counts is not None
         self._sampler = GpuSampler(device, max(limits.max_num_seqs, limits.max_num_batched_tokens))
         self._buckets = np.array(limits.buckets())
         self._recorder = device.recorder()
@@ -158,6 +162,7 @@ class GpuRunner:
         launched = self._under_way.popleft()
         step = launched.step
         token_ids, *rest = launched.fetched.arrays()
+        expert_pairs = rest.pop() if step.counts_experts else None
         watched = rest.pop() if len(step.watched) else None
         pooled = None if step.pooled is None else rest.pop()
         logprobs, parts = None, []
@@ -167,6 +172,7 @@ class GpuRunner:
             parts = [read_logprobs(rest, widths, ranked=True) for widths in _scored_widths(step.scored)]
         output = StepOutput(token_ids, logprobs, StepLogprobs.joined(parts) if parts else None, pooled)
         output.not_finite = rows_not_finite(step, output, watched)
+        output.expert_pairs = expert_pairs
         return output
 
     def warm_up(self) -> None:
@@ -191,6 +197,8 @@ class GpuRunner:
         step.sampling.begin_masks()
         num_rows = len(step.tokens.seq_lens)
         each_gets_one = np.array_equal(step.sampled, np.arange(num_rows))
+        if self._expert_counts is not None:
+            self._num_tokens.fill_(len(step.tokens.token_ids))
         if len(step.tokens.token_ids) == num_rows and each_gets_one and step.scored is None:
             logits, wanted, others = self._decode(step, num_rows)
         else:
@@ -198,6 +206,8 @@ class GpuRunner:
         if self._last is not None:
             self._last.hold_back()
         sampled = self._sampler.sample(logits, wanted)
+        if step.counts_experts and self._expert_counts is not None:
+            others.append(self._expert_counts.clone())  # the next step counts on before this one's copy is done
         self._last = self._device.fetch([*sampled, *others])
         return _Launched(step, self._last)
 
