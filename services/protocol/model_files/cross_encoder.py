@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from services.config import Pooling
 from services.protocol.model_files.base import ModelError, Settings
+
+if TYPE_CHECKING:
+    import numpy as np  # `--help` goes without
 
 _ARCHITECTURES = "ForSequenceClassification"  # the end of their names
 _DECODERS = frozenset({"llama", "qwen2", "qwen3"})  # by model_type: the last token alone has seen all others
@@ -35,11 +37,11 @@ class CrossEncoder:
     padding_id: int | None = None
     form: PairForm = PairForm.SEGMENTS
 
-    def without_padding(self, token_ids: np.ndarray) -> np.ndarray:
+    def without_padding(self, token_ids: "np.ndarray") -> "np.ndarray":
         """Returns int32[n] token ids up to the last one that is no padding, and at least one."""
         if self.padding_id is None:
             return token_ids
-        others = np.flatnonzero(token_ids != self.padding_id)
+        others = (token_ids != self.padding_id).nonzero()[0]
         return token_ids[: int(others[-1]) + 1 if len(others) else 1]
 
 
