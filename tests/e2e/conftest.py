@@ -64,7 +64,8 @@ def oracle(model: Path) -> "PreTrainedModel":
     from transformers import AutoModelForCausalLM  # takes its time, which only the process that compares should pay
 
     torch.set_num_threads(1)
-    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    # Eager experts take any width; others take multiples of 16 bytes.
+    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, experts_implementation="eager")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,97 @@
+"""Runs odd shapes of all families with every request handed off, one after the other, and prints a table.
+
+    python -m tests.e2e.forced_all [NAME ...] [--transport nixl] 2> LOG
+
+A name is that of a shape or a family; none: all of them. What the stacks' processes print goes to standard error.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from tests.e2e.forced_checks import CHECKS
+from tests.e2e.forced_shapes import SHAPES, names_of
+from tests.e2e.forced_stack import TRANSPORTS, ForcedStack, forced_stack
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of a check."""
+
+    took_s: float
+    problem: str = ""  # the error and where it was; empty: the check holds
+
+
+def run_checks(forced: ForcedStack) -> dict[str, Result]:
+    """Runs all checks, also those after one that fails. After each, no block may stay taken."""
+    return {name: _run(name, forced) for name in CHECKS}
+
+
+def _run(name: str, forced: ForcedStack) -> Result:
+    began = time.monotonic()
+    try:
+        CHECKS[name](forced)
+        forced.gateway.wait_for_baseline()
+    except Exception:  # of any kind: the others run all the same, and this one is told
+        forced.stack.heal()
+        return Result(time.monotonic() - began, traceback.format_exc())
+    return Result(time.monotonic() - began)
+
+
+def _chosen(names: list[str]) -> list[str]:
+    """The shapes of these names. Raises SystemExit for a name that nothing has."""
+    found: list[str] = []
+    for name in names or SHAPES:
+        shapes = [name] if name in SHAPES else names_of(name)
+        if not shapes:
+            raise SystemExit(f"no shape or family is called {name}")
+        found += shapes
+    return found
+
+
+def _tell(table: TextIO, cells: Iterable[str]) -> None:
+    print(f"| {' | '.join(cells)} |", file=table, flush=True)
+
+
+def _run_all(names: Iterable[str], transports: Iterable[str], table: TextIO) -> list[str]:
+    """Writes a row for each shape and transport. Returns the problems, in words."""
+    problems: list[str] = []
+    for name in names:
+        for transport in transports:
+            with tempfile.TemporaryDirectory() as directory:
+                try:
+                    with forced_stack(name, transport, Path(directory)) as forced:
+                        results = run_checks(forced)
+                except Exception:  # a stack that does not start
+                    results = {"start": Result(0.0, traceback.format_exc())}
+            cells = [f"{each.took_s:.1f} s" if not each.problem else "FAILED" for each in results.values()]
+            _tell(table, [SHAPES[name][0], name, transport, *cells])
+            problems += [
+                f"{name}, {transport}, {check}:\n{each.problem}" for check, each in results.items() if each.problem
+            ]
+    return problems
+
+
+def main() -> int:
+    """Runs what is asked for; prints the table, and the problems at its end."""
+    parser = argparse.ArgumentParser(description="odd shapes of all families, with every request handed off")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a shape or a family; none: all")
+    parser.add_argument("--transport", choices=TRANSPORTS, action="append", help="may come twice; none: all")
+    arguments = parser.parse_args()
+    with os.fdopen(os.dup(1), "w") as table:
+        os.dup2(2, 1)  # the processes that follow inherit it
+        _tell(table, ["family", "shape", "transport", *CHECKS])
+        problems = _run_all(_chosen(arguments.names), arguments.transport or TRANSPORTS, table)
+        print("\n".join(problems), file=table)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

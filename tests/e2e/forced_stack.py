@@ -1,0 +1,69 @@
+"""Stacks in which every request is handed off: Redis, a gateway, a prefill and two decode workers with little room."""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from services.engine.models.architectures import parse_model_config
+from services.engine.models.model_config import ModelConfig
+from services.engine.runner.load_plan import kv_layout
+from services.protocol.model_files.open import open_model
+from tests.e2e.conftest import write_model
+from tests.e2e.forced_shapes import SHAPES
+from tests.e2e.stack import Gateway, Stack, worker_ports
+from tests.redis_server import running_redis
+
+TRANSPORTS = ("nixl", "grpc")
+BLOCK, CHUNK = 16, 37  # tokens; of a block, and of the longest step
+NUM_BLOCKS = 24  # of each worker
+
+
+@dataclass(frozen=True)
+class ForcedStack:
+    """A running stack of one shape over one transport."""
+
+    name: str  # of the shape
+    transport: str
+    stack: Stack
+    config: ModelConfig
+    block_bytes: int
+
+    @property
+    def model(self) -> Path:
+        """The checkpoint."""
+        return self.stack.model
+
+    @property
+    def gateway(self) -> Gateway:
+        """Where clients ask."""
+        return self.stack.gateway
+
+    @property
+    def windows(self) -> list[int]:
+        """The lengths of the windows of its layers, without those that see all."""
+        of_layers = self.config.layer_windows
+        found = of_layers if isinstance(of_layers, tuple) else (of_layers,)
+        return sorted({window for window in found if window is not None})
+
+    def moved_bytes(self) -> float:
+        """KV bytes that decode workers read so far, as far as they have told."""
+        return self.gateway.metric("baton_kv_bytes_moved_total")
+
+
+@contextlib.contextmanager
+def forced_stack(name: str, transport: str, directory: Path) -> Iterator[ForcedStack]:
+    """The stack of a shape, which ends with the context. directory: an empty one."""
+    family, shape = SHAPES[name]
+    model = write_model(directory / "model", family, **shape)
+    config = parse_model_config(open_model(model).config())
+    block_bytes = kv_layout(config, BLOCK, torch.float32).block_bytes
+    options = ["--max-num-batched-tokens", str(CHUNK), "--block-size", str(BLOCK), "--transport", transport]
+    kv_memory = f"{math.ceil(NUM_BLOCKS * block_bytes / 1024)}KiB"
+    with running_redis(directory) as redis:
+        stack = Stack(model, worker_ports(1, 2), options, redis.url, kv_memory=kv_memory)
+        with stack.running():
+            yield ForcedStack(name, transport, stack, config, block_bytes)
