@@ -51,11 +51,16 @@ class ToolParser(StrEnum):
 
     AUTO = "auto"  # found from the model's files
     NONE = "none"  # calls are not told apart
+    DEEPSEEK_V3 = "deepseek-v3"
+    DEEPSEEK_V31 = "deepseek-v31"
+    FUNCTOOLS = "functools"
+    GRANITE = "granite"
     HARMONY = "harmony"  # in channels, with the reasoning
     HERMES = "hermes"
     LLAMA3_JSON = "llama3-json"
     MISTRAL = "mistral"
     MISTRAL_ARGS = "mistral-args"
+    PHI4_MINI = "phi4-mini"
     PYTHONIC = "pythonic"
     QWEN3_CODER = "qwen3-coder"
 
@@ -65,6 +70,7 @@ class ReasoningParser(StrEnum):
 
     AUTO = "auto"  # found from the model's files
     NONE = "none"  # reasoning is not told apart
+    GRANITE = "granite"
     HARMONY = "harmony"  # in channels, with the calls
     THINK = "think"
     MISTRAL_THINK = "mistral-think"

@@ -51,10 +51,7 @@ def test_the_groups_of_up_begin_with_the_model() -> None:
 
 def test_choices_that_do_not_fit_have_further_lines() -> None:
     text = help_of(["up"], 60)
-    assert (
-        "  --tool-parser auto|none|harmony|hermes|llama3-json|\n      mistral|mistral-args|pythonic|qwen3-coder\n"
-        in text
-    )
+    assert "  --tool-parser auto|none|deepseek-v3|deepseek-v31|\n      functools|granite|harmony|hermes|" in text
 
 
 def test_the_version_is_printed() -> None:

@@ -36,6 +36,11 @@ RESERVED_KWARGS = frozenset(
 _ASKS_FOR_ONE = "{{ raise_exception('this model has none; send one as chat_template, or use /v1/completions.') }}"
 
 
+def reads_variable(source: str, variable: str) -> bool:
+    """True when a template's text has a variable of this name, and not only an attribute or a text."""
+    return re.search(rf"(?<![.\w'\"]){re.escape(variable)}\b(?!['\"])", source) is not None
+
+
 def reads(source: str, variable: str) -> bool:
     """True when a template's text has a variable of this name, or another word like it."""
     return re.search(rf"\b{re.escape(variable)}\b", source) is not None

@@ -32,7 +32,11 @@ def tokenizer(*added: str, special: bool = True) -> Tokenizer:
 
 
 PLAIN = tokenizer()
-SPECIAL = tokenizer("[TOOL_CALLS]", "[ARGS]", "<tool_call>", "</tool_call>", "[THINK]", "[/THINK]")
+DEEPSEEK = tuple(f"<｜tool▁{name}｜>" for name in ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep"))
+SPECIAL = tokenizer(
+    *("[TOOL_CALLS]", "[ARGS]", "<tool_call>", "</tool_call>", "[THINK]", "[/THINK]"),
+    *("<|tool_call|>", "<|/tool_call|>", *DEEPSEEK),
+)
 TWO = (tool("f"), tool("g", NUMBERS, strict=True))
 
 
@@ -83,7 +87,25 @@ def tagged(name: str, **arguments: str) -> str:
     return f"<tool_call>\n<function={name}>\n{written}</function>\n</tool_call>"
 
 
+def deepseek(*calls: str) -> str:
+    return "<｜tool▁calls▁begin｜>" + "".join(calls) + "<｜tool▁calls▁end｜>"
+
+
+V3 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```<｜tool▁call▁end｜>"
+V31 = "<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+
 ONE_AND_TWO = {
+    "granite": (f"<|tool_call|>[{G}]", f"<|tool_call|>[{F}, {G}]"),
+    "phi4-mini": (f"<|tool_call|>[{G}]<|/tool_call|>", f"<|tool_call|>[{F}, {G}]<|/tool_call|>"),
+    "functools": (f"functools[{G}]", f"functools[{F}, {G}]"),
+    "deepseek-v3": (
+        deepseek(V3.format("g", '{"n": 2}')),
+        deepseek(V3.format("f", "{}"), "\n", V3.format("g", '{"n": 2}')),
+    ),
+    "deepseek-v31": (
+        deepseek(V31.format("g", '{"n": 2}')),
+        deepseek(V31.format("f", "{}"), V31.format("g", '{"n": 2}')),
+    ),
     "hermes": (hermes(G), hermes(F, G)),
     "mistral": (f"[TOOL_CALLS] [{G}]", f"[TOOL_CALLS] [{F}, {G}]"),
     "mistral-args": ('[TOOL_CALLS]g[ARGS]{"n": 2}', '[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]g[ARGS]{"n": 2}'),
@@ -94,7 +116,10 @@ ONE_AND_TWO = {
 
 
 def with_another_name(form: str, call: str) -> str:
-    return call.replace("=g>", "=h>") if form == "qwen3-coder" else call.replace("g", "h", 1)
+    for before, after in (('"', '"'), ("=", ">"), ("｜>", "\n"), ("｜>", "<"), ("]", "["), ("[", "(")):
+        if f"{before}g{after}" in call:
+            return call.replace(f"{before}g{after}", f"{before}h{after}", 1)
+    raise AssertionError(call)
 
 
 @pytest.mark.parametrize("tokens", [PLAIN, SPECIAL], ids=["marks as text", "marks as tokens"])

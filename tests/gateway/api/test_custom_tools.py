@@ -12,7 +12,7 @@ from services.gateway.api.grammars.answer_grammar import answer_grammar
 from services.gateway.api.grammars.quoted_grammar import quoted_lark, quoted_regex
 from services.gateway.api.requests.tools import CustomTool
 from services.gateway.text.model_output.input_text import InputText
-from tests.gateway.api.test_answer_grammar import PLAIN, accepts, tagged, wanted
+from tests.gateway.api.test_answer_grammar import PLAIN, V31, accepts, deepseek, tagged, wanted
 
 # As a coding agent sends it.
 PATCH = r"""
@@ -60,10 +60,12 @@ def call(form: str, text: str) -> str:
         "llama3-json": f'{{"name": "c", "parameters": {arguments}}}',
         "pythonic": f"[c(input={json.dumps(text, ensure_ascii=False)})]",
         "qwen3-coder": tagged("c", input=text),
+        "granite": f'<|tool_call|>[{{"name": "c", "arguments": {arguments}}}]',
+        "deepseek-v31": deepseek(V31.format("c", arguments)),
     }[form]
 
 
-FORMS = ["hermes", "mistral", "mistral-args", "llama3-json", "pythonic", "qwen3-coder"]
+FORMS = ["hermes", "mistral", "mistral-args", "llama3-json", "pythonic", "qwen3-coder", "granite", "deepseek-v31"]
 
 
 @pytest.mark.parametrize("form", FORMS)

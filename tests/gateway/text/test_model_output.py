@@ -188,6 +188,62 @@ GOLDEN: list[tuple[str | None, str, str, str, Calls]] = [
 ]
 
 
+V3 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```<｜tool▁call▁end｜>"
+V31 = "<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+LISTED = f'[{{"name": "f", "arguments": {HARD}}}, {{"name": "g", "arguments": {{}}}}]'
+LISTED_CALLS = [("f", HARD), ("g", "{}")]
+
+# Forms that other parsers do not know: those of Granite, Phi-4-mini and DeepSeek.
+FURTHER: list[tuple[str | None, str, str, str, Calls]] = [
+    ("granite", f"<|tool_call|>{LISTED}", "", "", LISTED_CALLS),
+    ("granite", f"Sure. <|tool_call|> {LISTED}\nDone.", "Sure. \nDone.", "", LISTED_CALLS),
+    ("granite", f"<tool_call>{LISTED}</tool_call> B", "B", "", LISTED_CALLS),
+    ("granite", '<|tool_call|>{"name": "f"}<|tool_call|>', "<|tool_call|>", "", [("f", "{}")]),
+    ("granite", "<|tool_call|>[]", "<|tool_call|>[]", "", []),
+    ("granite", '<|tool_call|>["f"]', '<|tool_call|>["f"]', "", []),
+    ("phi4-mini", f"<|tool_call|>{LISTED}<|/tool_call|>", "", "", LISTED_CALLS),
+    (
+        "phi4-mini",
+        '<|tool_call|>{"name": "f", "arguments": {"a": "<|/tool_call|>"}}<|/tool_call|>\n'
+        '<|tool_call|>{"name": "g"}<|/tool_call|> B',
+        "B",
+        "",
+        [("f", '{"a": "<|/tool_call|>"}'), ("g", "{}")],
+    ),
+    ("phi4-mini", '<|tool_call|>[{"name": "f", "arguments": {"a": tru', "", "", [("f", '{"a": tru')]),
+    ("functools", f"functools{LISTED}", "", "", LISTED_CALLS),
+    ("functools", f"Ok.\n\nfunctools{LISTED} B", "Ok.\n\n B", "", LISTED_CALLS),
+    ("functools", "import functools; functools[0]", "import functools; functools[0]", "", []),
+    ("functools", "functools", "functools", "", []),
+    (
+        "deepseek-v3",
+        f"<think>a</think>Ok.<｜tool▁calls▁begin｜>{V3.format('f', HARD)}\n{V3.format('g', '{}')}<｜tool▁calls▁end｜>",
+        "Ok.",
+        "a",
+        LISTED_CALLS,
+    ),
+    ("deepseek-v3", V3.replace("json", "").format("web-search", '{"a": 1}'), "", "", [("web-search", '{"a": 1}')]),
+    (
+        "deepseek-v3",
+        V3.format("f", '{"a": "```\\n<｜tool▁call▁end｜>"}') + " B",
+        "B",
+        "",
+        [("f", '{"a": "```\\n<｜tool▁call▁end｜>"}')],
+    ),
+    ("deepseek-v3", "A <｜tool▁sep｜> B", "A <｜tool▁sep｜> B", "", []),
+    (
+        "deepseek-v31",
+        f"Ok.<｜tool▁calls▁begin｜>{V31.format('f', HARD)}{V31.format('g', '{}')}<｜tool▁calls▁end｜>",
+        "Ok.",
+        "",
+        LISTED_CALLS,
+    ),
+    ("deepseek-v31", V31.format("f", '{"a": "') + " B", "", "", [("f", '{"a": "<｜tool▁call▁end｜> B')]),
+    ("deepseek-v31", "<｜tool▁call▁begin｜>f", "<｜tool▁call▁begin｜>f", "", []),
+    ("deepseek-v31", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{", "", "", [("f", "{")]),
+]
+
+
 # Marks inside strings of calls, which the standard's own parser takes for ends.
 STRINGS: list[tuple[str | None, str, str, str, Calls]] = [
     (
@@ -223,7 +279,7 @@ STRINGS: list[tuple[str | None, str, str, str, Calls]] = [
 ]
 
 
-@pytest.mark.parametrize(("form", "text", "content", "reasoning", "calls"), [*GOLDEN, *STRINGS])
+@pytest.mark.parametrize(("form", "text", "content", "reasoning", "calls"), [*GOLDEN, *FURTHER, *STRINGS])
 def test_pieces_join_to_the_whole(form: str | None, text: str, content: str, reasoning: str, calls: Calls) -> None:
     shared = tables(form)
     for pieces in cuts(text):
@@ -363,6 +419,16 @@ def test_the_prompt_may_have_begun_the_message() -> None:
     # Mistral's templates write nothing before an answer to the result of a tool.
     result = '[INST]Hi[/INST][TOOL_CALLS][{"name": "f"}]</s>[TOOL_RESULTS]{"content": 1}[/TOOL_RESULTS]'
     assert template.begun(result) == ""
+
+
+def test_a_prompt_that_only_ends_the_reasoning_has_left_it_out() -> None:
+    """As DeepSeek-V3.1's, whose answers to results go on behind them."""
+    forms = find_forms(None, "{{ tools }} <｜tool▁sep｜></think>")
+    assert forms.begun("<｜User｜>Hi<｜Assistant｜></think>") == "<think></think>"
+    assert forms.begun("<｜User｜>Hi<｜Assistant｜><think>") == "<think>"
+    assert forms.begun("<｜Assistant｜></think><｜tool▁output▁begin｜>4<｜tool▁output▁end｜>") == ""
+    answer = forms.answer("<think></think>", None)
+    assert (answer.reasoned, answer.reasons, answer.feed("A</think>").content) == (True, False, "A</think>")
 
 
 def test_the_space_after_the_prompts_part_is_kept() -> None:
@@ -518,6 +584,12 @@ def test_what_is_wrong_with_a_template_is_said(changed: Any, words: str) -> None
         ('{{ tools }} {"name": function name, "parameters"', "llama3-json", None),
         ("{{ tools }} [func_name1(params_name1=params_value1)]", "pythonic", None),
         ("{{ tools }} in a form of its own", None, None),
+        ("{{ tools }} respond with <|tool_call|> and a list. Here is my thought process:", "granite", "granite"),
+        ("{{ tools }} <|tool_call|>{}<|/tool_call|>", "phi4-mini", None),
+        ("{{ messages[0]['tools'] }} <|tool|><|/tool|>", "phi4-mini", None),
+        ("{{ tools }} functools[", "functools", None),
+        ("{{ tools }} <｜tool▁sep｜> + '```json'  </think>", "deepseek-v3", "think"),
+        ("{{ tools }} <｜tool▁sep｜>", "deepseek-v31", None),
     ],
 )
 def test_forms_are_found_by_the_chat_template(template: str, tools: str | None, reasoning: str | None) -> None:
@@ -581,6 +653,7 @@ FRAGMENTS = [
         "[",
         "]",
     ),
+    *("<|tool_call|>", "<|/tool_call|>", "functools", "```", "```json\n", *V3.split("{}"), *V31.split("{}")),
     *("[f(a=1)", ", g()]", "(", ")", '"', "'", "\\", "null", "-1.5e3", "é🙂", "<function=g>", "</function>", "f"),
 ]
 

@@ -11,7 +11,7 @@ from services.gateway.api.grammars.channel_grammar import channel_grammar
 from services.gateway.api.grammars.structured_output import grammar_of
 from services.gateway.api.requests.message_request import MessageRequest
 from services.gateway.api.requests.tools import as_values, custom_names, schemas
-from services.gateway.text.chat_template import ChatTemplate, reads
+from services.gateway.text.chat_template import ChatTemplate, reads, reads_variable
 from services.gateway.text.histories import with_results_in_order
 from services.gateway.text.inserted_tools import with_tools
 from services.gateway.text.model_output.channels import ChannelAnswer
@@ -20,7 +20,7 @@ from services.gateway.text.tokenizer import Tokenizer
 
 _TAIL = 1 << 16  # characters at the end of a prompt in which the assistant's message begins
 _THINKING = "enable_thinking"  # the variable by which many templates switch reasoning off
-
+_OTHER_THINKING = "thinking"  # by which those of DeepSeek-V3.1 and Granite switch it on
 
 # Efforts that templates seldom know, and the next ones that all know which read any.
 _COMMON_EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
@@ -66,7 +66,9 @@ class ChatAnswers:
             return {}
         if effort == "none" and self._forms.channels and not reads(template, _THINKING):
             return {"reasoning_effort": "low"}  # a grammar leaves the analysis out: see _budget_of_channels
-        return {"reasoning_effort": _known_effort(effort, template), _THINKING: effort != "none"}
+        reasons = effort != "none"
+        named = {_OTHER_THINKING: reasons} if reads_variable(template, _OTHER_THINKING) else {}
+        return {"reasoning_effort": _known_effort(effort, template), _THINKING: reasons, **named}
 
     def tools(self, request: MessageRequest) -> list[dict[str, Any]]:
         """The tools that the chat template gets."""
@@ -174,7 +176,8 @@ def _budget_of_channels(request: MessageRequest) -> int | None:
 
 
 def _reads_effort(template: str) -> bool:
-    return reads(template, "reasoning_effort") or reads(template, _THINKING)
+    known = reads(template, "reasoning_effort") or reads(template, _THINKING)
+    return known or reads_variable(template, _OTHER_THINKING)
 
 
 def _known_effort(effort: str, template: str) -> str:

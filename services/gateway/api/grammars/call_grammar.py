@@ -33,6 +33,7 @@ def add_text_with_calls(
 
     excluded: patterns of beginnings that no text has, neither the first nor one after a call.
     """
+    excluded = [*excluded, *(f"(.|\\n)*{in_pattern(mark)}" for mark in form.others)]
     if form.bare:
         return _add_bare(rules, form, add_calls(rules, form, tools, one=one), excluded)
     token, trigger = rules.token(form.trigger), in_pattern(form.trigger)

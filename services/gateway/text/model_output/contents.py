@@ -149,7 +149,8 @@ def _literal(node: ast.expr) -> Any:
     raise ContentError("an argument is no literal that JSON has")
 
 
-# Those of the standard, then ours: JSON objects one after the other, and calls in Python, which are read as they come.
+# Those of the standard, then ours, which are read as they come: JSON objects one after the other, one call in JSON or a
+# list of them, and calls in Python.
 # `tag_end` of xml-inline is ours too: the text with which every tag ends. No tag is looked for after the last of them.
 CONTENTS: dict[str, Callable[[str, Arguments], Any]] = {
     "text": _text,
@@ -160,5 +161,6 @@ CONTENTS: dict[str, Callable[[str, Arguments], Any]] = {
     "xml-inline": _tags,
     "kv-lines": _lines,
     "json-sequence": _json,
+    "json-calls": _json,
     "python-calls": _text,
 }

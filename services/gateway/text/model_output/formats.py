@@ -16,12 +16,31 @@ START_ANCHORS = [
     "<｜Assistant｜>",
     "<|assistant|>\n",
     "<|assistant|>",
+    "<|im_start|>assistant<|im_sep|>",
+    "<|start_of_role|>assistant<|end_of_role|>",
     "<start_of_turn>model\n",
     "[/INST]",
     "[/TOOL_RESULTS]",
+    "<｜tool▁output▁end｜>",
+    "<｜tool▁outputs▁end｜>",
+    "\n\nAssistant:",
 ]
 
 _FUNCTION = {"type": "function", "function": "{content}"}
+_NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+
+# DeepSeek-V3 and R1 write the type, then the name and a block of JSON; V3.1 writes the name, then JSON.
+_DEEPSEEK = {
+    "open_pattern": r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>\s*(?:"
+    r"\w*<｜tool▁sep｜>(?P<name>[^\s<>`{}\[\]]++)\s*+(?:```\w*+\s*+)?+(?=[^\w`])"
+    r"|(?P<name>[^\s<>{}\[\]]++)<｜tool▁sep｜>\s*+(?=[{\[<]))",
+    # Decided only where no end of all calls may come any more.
+    "close_pattern": r"<｜tool▁call▁end｜>(?:\s*<｜tool▁calls▁end｜>"
+    r"|(?=\s*+(?:[^<\s]|<[^｜]|<｜[^t]|<｜tool▁call▁))|\s*\Z)",
+    "repeats": True,
+    "content": "json",
+    "transform": _NAMED,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +51,7 @@ class CallForm:
     before, after: around each call. middle: between the name and its arguments, where a call is no JSON object.
     name, arguments: keys of the call's object. python: calls are written as in Python.
     tagged: each argument is between tags, `<parameter=name>`.
+    mark: the mark with which calls begin, where that is not the first word. others: further marks that begin a call.
     """
 
     begin: str = ""
@@ -45,11 +65,13 @@ class CallForm:
     arguments: str = "arguments"
     python: bool = False
     tagged: bool = False
+    mark: str = ""
+    others: tuple[str, ...] = ()
 
     @property
     def trigger(self) -> str:
         """The mark with which calls begin, also after other text."""
-        return (self.begin + self.before).split()[0]
+        return self.mark or (self.begin + self.before).split()[0]
 
     @property
     def bare(self) -> bool:
@@ -66,14 +88,15 @@ class CallForm:
 class ToolForm:
     """The calls of a family of models.
 
-    field: of a response template. known_by: texts of which a chat template has one. form: None: no grammar is made of
-    it. call_ids: characters of the ids that its chat templates take; 0: any number.
+    field: of a response template. known_by: texts of which a chat template has one; unless: and none of these.
+    form: None: no grammar is made of it. call_ids: characters of the ids that its chat templates take; 0: any number.
     """
 
     field: Mapping[str, Any]
     known_by: tuple[str, ...]
     form: CallForm | None = None
     call_ids: int = 0
+    unless: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +119,65 @@ TOOL_FORMS: Mapping[str, ToolForm] = {
                 "tag_pattern": r"<parameter=(?P<key>[^<>\s]+)>\n?(?P<value>.*?)\n?</parameter>",
                 "tag_end": "</parameter>",
             },
-            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+            "transform": _NAMED,
         },
         ("<function=",),
         CallForm(before="<tool_call>\n<function=", middle=">\n", after="</function>\n</tool_call>", tagged=True),
+    ),
+    "deepseek-v31": ToolForm(
+        _DEEPSEEK,
+        ("<｜tool▁sep｜>",),
+        CallForm(
+            begin="<｜tool▁calls▁begin｜>",
+            separator="",
+            before="<｜tool▁call▁begin｜>",
+            middle="<｜tool▁sep｜>",
+            after="<｜tool▁call▁end｜>",
+            end="<｜tool▁calls▁end｜>",
+            mark="<｜tool▁calls▁begin｜>",
+            others=("<｜tool▁call▁begin｜>",),
+        ),
+        unless=("```json",),
+    ),
+    "deepseek-v3": ToolForm(
+        _DEEPSEEK,
+        ("<｜tool▁sep｜>",),
+        CallForm(
+            begin="<｜tool▁calls▁begin｜>",
+            before="<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+            middle="\n```json\n",
+            after="\n```<｜tool▁call▁end｜>",
+            end="<｜tool▁calls▁end｜>",
+            mark="<｜tool▁calls▁begin｜>",
+            others=("<｜tool▁call▁begin｜>",),
+        ),
+    ),
+    "functools": ToolForm(
+        {"open_pattern": r"functools(?=\[)", "content": "json-calls", "transform": _FUNCTION},
+        ("functools[",),
+        CallForm(begin="functools[", end="]", separator=", "),
+    ),
+    "phi4-mini": ToolForm(
+        {
+            "open": "<|tool_call|>",
+            "close": "<|/tool_call|>",
+            "repeats": True,
+            "content": "json-calls",
+            "transform": _FUNCTION,
+        },
+        ("<|/tool_call|>", "<|/tool|>"),
+        CallForm(begin="<|tool_call|>[", end="]<|/tool_call|>", separator=", ", mark="<|tool_call|>"),
+    ),
+    "granite": ToolForm(
+        {
+            "open": ["<|tool_call|>", "<tool_call>"],
+            "close": "</tool_call>",
+            "repeats": True,
+            "content": "json-calls",
+            "transform": _FUNCTION,
+        },
+        ("<|tool_call|>",),
+        CallForm(begin="<|tool_call|>[", end="]", separator=", ", mark="<|tool_call|>", others=("<tool_call>",)),
     ),
     "hermes": ToolForm(
         {"open": "<tool_call>", "close": "</tool_call>", "repeats": True, "content": "json", "transform": _FUNCTION},
@@ -112,7 +190,7 @@ TOOL_FORMS: Mapping[str, ToolForm] = {
             "close_pattern": r"(?=\[TOOL_CALLS\])",
             "repeats": True,
             "content": "json",
-            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+            "transform": _NAMED,
         },
         ("[ARGS]",),
         CallForm(separator="", before="[TOOL_CALLS]", middle="[ARGS]"),
@@ -156,6 +234,10 @@ TOOL_FORMS: Mapping[str, ToolForm] = {
 
 REASONING_FORMS: Mapping[str, ReasoningForm] = {
     "think": ReasoningForm({"open": "<think>", "close": "</think>", "leads": True}, ("</think>",)),
+    "granite": ReasoningForm(
+        {"open": "Here is my thought process:", "close": "Here is my response:", "leads": True},
+        ("Here is my thought process:",),
+    ),
     "mistral-think": ReasoningForm({"open": "[THINK]", "close": "[/THINK]", "leads": True}, ("[THINK]",)),
 }
 

@@ -73,7 +73,16 @@ class AnswerForms:
         """Returns the part of the assistant's message that a prompt has, which the answer goes on."""
         if self.channels is not None:
             return begun_message(prompt)
-        return self.template.begun(prompt) if self.reasons or self.calls else ""
+        if not self.reasons and not self.calls:
+            return ""
+        return self._with_opening(self.template.begun(prompt))
+
+    def _with_opening(self, begun: str) -> str:
+        """Puts the mark that opens reasoning before one that closes it: prompts of DeepSeek-V3.1 begin with that."""
+        field = self.reasoning
+        if field is None or field.open is None or field.close is None or not field.open.literals:
+            return begun
+        return field.open.literals[0] + begun if begun.lstrip().startswith(field.close.literals) else begun
 
     def answer(self, begun: str, schemas: Schemas | None, *, keeps_end: bool = False, spelled: bool = False) -> Answer:
         """Returns an answer that goes on `begun`.
@@ -154,7 +163,10 @@ def _tool_form(own: ResponseTemplate | None, source: str, name: str, *, inserted
 
 
 def _known(source: str) -> ToolForm | None:
-    return next((form for form in TOOL_FORMS.values() if any(text in source for text in form.known_by)), None)
+    for form in TOOL_FORMS.values():
+        if any(text in source for text in form.known_by) and not any(text in source for text in form.unless):
+            return form
+    return None
 
 
 def _reasoning_form(own: ResponseTemplate | None, source: str, name: str) -> ReasoningForm | None:

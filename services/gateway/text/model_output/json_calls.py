@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import NamedTuple, Self
 
@@ -31,13 +31,15 @@ class JsonLayout:
 
     name: keys on the way to the name; empty: the pattern that opened the field has it.
     arguments: keys on the way to the arguments; empty: they are all of it.
-    listed: the calls are the entries of one list; sequence: they are objects one after the other.
+    listed: the calls are the entries of one list; sequence: they are objects one after the other; either: there is one
+    call, or a list of them, as its first bracket says.
     """
 
     name: tuple[str, ...] = ("name",)
     arguments: tuple[str, ...] = ("arguments",)
     listed: bool = False
     sequence: bool = False
+    either: bool = False
 
 
 class _Expects(Enum):
@@ -59,7 +61,7 @@ class JsonCalls:
 
     What has not the form of a call is text: all of the field where no call began in it. What follows the beginning of a
     call's arguments is part of them, whatever it is, until their brackets are closed. Where JSON ends after them, the
-    rest of the field is dropped, and so are closing brackets after a call.
+    rest of the field is dropped, and so are closing brackets after a call, and the fence of a block of code.
     """
 
     def __init__(self, layout: JsonLayout, first_call: int, name: str | None, known: frozenset[str] | None) -> None:
@@ -156,7 +158,7 @@ class JsonCalls:
                 self._expects = _Expects.KEY if self._containers[-1] == "{" else _Expects.VALUE
             case _Expects.COMMA_OR_END if char in "}]":
                 self._end_container(char)
-            case _Expects.NEXT if char in "}]" or (self._layout.sequence and char in ";,"):
+            case _Expects.NEXT if char in "}]`" or (self._layout.sequence and char in ";,"):
                 self._raw = []
             case _Expects.NEXT if self._layout.sequence and char == "{":
                 self._begin_value(char)
@@ -165,6 +167,8 @@ class JsonCalls:
         return position + 1
 
     def _begin_value(self, char: str) -> None:
+        if self._layout.either and not self._containers:
+            self._layout = replace(self._layout, listed=char == "[")
         if self._is_at(self._layout.arguments):
             if self._seen:
                 raise _NotJson  # arguments twice
@@ -327,18 +331,19 @@ def _decoded(written: str) -> str:
 
 def layout_of(shape: object, content: str, *, each: bool) -> JsonLayout | None:
     """Returns where calls are in a field of JSON with this transform; None: they are not read while they come."""
-    if content not in ("json", "json-sequence") or not isinstance(shape, Mapping):
+    if content not in ("json", "json-sequence", "json-calls") or not isinstance(shape, Mapping):
         return None
+    sequence, either = content == "json-sequence", content == "json-calls"
     function = shape.get("function", shape)
     whole = placeholder(function)
     root = () if each else ("content",)
     if whole and whole[: len(root)] == root:
         inner = whole[len(root) :]
-        return JsonLayout((*inner, "name"), (*inner, "arguments"), each, content == "json-sequence")
+        return JsonLayout((*inner, "name"), (*inner, "arguments"), each, sequence, either)
     if not isinstance(function, Mapping):
         return None
     name, arguments = placeholder(function.get("name")), placeholder(function.get("arguments"))
     if not name or not arguments or arguments[: len(root)] != root:
         return None
     inside = name[: len(root)] == root and len(name) > len(root)
-    return JsonLayout(name[len(root) :] if inside else (), arguments[len(root) :], each, content == "json-sequence")
+    return JsonLayout(name[len(root) :] if inside else (), arguments[len(root) :], each, sequence, either)

@@ -22,7 +22,7 @@ _LOOKS_BACK = re.compile(r"\(\?<[=!]|\\[bBG]|\^")
 _VISIBLE = re.compile(r"\S")
 
 # The quotes of strings, by the content of a field of calls.
-_QUOTES = {"json": '"', "json-sequence": '"', "python-calls": "\"'"}
+_QUOTES = {"json": '"', "json-sequence": '"', "json-calls": '"', "python-calls": "\"'"}
 _OUTSIDE = {quotes: re.compile(f"[{quotes}]") for quotes in _QUOTES.values()}
 _INSIDE = {quote: re.compile(rf"[\\{quote}]") for quote in "\"'"}
 # In the place of a quote: before the text; in a text that is no JSON, where quotes are letters.
