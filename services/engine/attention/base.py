@@ -27,6 +27,12 @@ class PagedQueries:
     block_tables: np.ndarray  # int32[R, B]
 
 
+def some_rows(queries: PagedQueries, rows: np.ndarray) -> PagedQueries:
+    """Returns the queries of some rows alone, int64[N]."""
+    starts = np.append(0, np.cumsum(np.diff(queries.query_starts)[rows])).astype(np.int32)
+    return PagedQueries(starts, queries.seq_lens[rows], queries.block_tables[rows])
+
+
 PlanT = TypeVar("PlanT")
 
 KernelInputs = tuple[tuple[int, ...], tuple[Tensor, ...]]  # see `Attention.kernel_inputs`

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kvtransfer.layout import KvLayout
-from services.engine.attention.base import KernelInputs, PagedQueries
+from services.engine.attention.base import KernelInputs, PagedQueries, some_rows
 from services.engine.attention.by_layer import Windows
 from services.engine.attention.expanded_prompts import ExpandedPlan, ExpandedPrompts, least_expanded
 from services.engine.attention.latent import LATENT_NORM_EPS, Latent
@@ -83,7 +83,7 @@ class LatentCpuAttention:
         return LatentPlan(
             offsets=offsets,
             tokens=torch.from_numpy(tokens_of(queries, absorbed)) if len(expanded) and len(absorbed) else None,
-            absorbed=self._prepare_absorbed(_some(queries, absorbed)) if len(absorbed) else None,
+            absorbed=self._prepare_absorbed(some_rows(queries, absorbed)) if len(absorbed) else None,
             expanded=self._expanded.prepare(queries, expanded) if len(expanded) else None,
             outputs=self._outputs(int(np.diff(queries.query_starts)[absorbed].sum())),
         )
@@ -144,9 +144,3 @@ class LatentCpuAttention:
             return self._absorbed.prepare(queries)
         tiles = TileAttention(cast(PagedTiles, self._kernels), self._layout.block_size)  # it looks at max_tokens alone
         return tiles.prepare(queries, np.arange(len(queries.seq_lens)), [], None)
-
-
-def _some(queries: PagedQueries, rows: np.ndarray) -> PagedQueries:
-    """Returns the queries of some rows alone."""
-    starts = np.append(0, np.cumsum(np.diff(queries.query_starts)[rows])).astype(np.int32)
-    return PagedQueries(starts, queries.seq_lens[rows], queries.block_tables[rows])

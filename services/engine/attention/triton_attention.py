@@ -13,6 +13,7 @@ programs without an item end at once. Such a step stages:
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from services.engine.attention.by_layer import ByLayer, Windows, by_layer, disti
 from services.engine.attention.staging import Staging
 from services.engine.attention.work_items import Tiling, WorkItems, WorkPlanner
 from services.engine.kernels.base import Scoring
-from services.engine.kernels.gpu.paged_attention import ItemEntries, Kind, Outputs, PagedAttentionKernels
+from services.engine.kernels.gpu.paged_attention import ItemEntries, ItemKernels, Kind, Outputs, PagedAttentionKernels
 from services.engine.kernels.gpu.rotary import PagedKv, rotate_and_store, store_kv
 
 _MUCH_LONGER = 3  # if the longest row is so many times the average, tables are copied without unused entries
@@ -75,8 +76,8 @@ class TritonPlan:
     outputs: Outputs
 
 
-class TritonAttention:
-    """`Attention` over one pool, [num_blocks, kv_heads, layers, 2, block_size, head_dim].
+class ItemAttention:
+    """Steps over one pool, cut into work items for some kernels and staged for a device.
 
     Blocks are not cleared: the kernels read only positions that were written.
     """
@@ -85,26 +86,20 @@ class TritonAttention:
         self,
         pool: Tensor,
         layout: KvLayout,
-        num_heads: int,
-        scoring: Scoring,
+        kernels: ItemKernels,
+        dtype: torch.dtype,
         *,
         staging: Staging,
         cut: WorkCut,
-        fp8: Fp8Kv | None = None,
     ) -> None:
-        """fp8: for a pool of float8_e4m3fn. Any other pool has the dtype of q and of the output."""
-        scales = None if fp8 is None else fp8.scales
+        """dtype: of the output."""
         self._pool = pool
         self._layout = layout
-        self._num_heads = num_heads
         self._staging = staging
-        self._dtype = pool.dtype if fp8 is None else fp8.dtype
-        self._kernels = PagedAttentionKernels(pool, layout, num_heads, scoring, self._dtype, scales)
-        self._kv = PagedKv(pool, scales)
-        tiles = self._kernels.tiles
-        programs = {
-            kind: -(-cut.num_multiprocessors * tile.resident // layout.num_kv_heads) for kind, tile in tiles.items()
-        }
+        self._dtype = dtype
+        self._kernels = kernels
+        tiles = kernels.tiles
+        programs = {kind: -(-cut.num_multiprocessors * tile.resident // kernels.parts) for kind, tile in tiles.items()}
         tiling = Tiling(
             block_size=layout.block_size,
             programs=programs["decode"],
@@ -116,40 +111,13 @@ class TritonAttention:
         self._planner = WorkPlanner(tiling, cut.split_keys, share_prefixes=cut.share_prefixes)
         self._of_bucket: dict[int, Outputs] = {}  # kept, since graphs write to them
 
-    @property
-    def writes_by_kernel(self) -> bool:
-        """See `Attention.writes_by_kernel`."""
-        return True
-
-    def rotate_and_write(
-        self,
-        plan: TritonPlan,
-        layer: int,
-        heads: Tensor,
-        cos: Tensor,
-        signed_sin: Tensor,
-        weight: Tensor | None,
-        eps: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """See `Attention.rotate_and_write`."""
-        rotate_and_store(heads, (cos, signed_sin), weight, eps, kv=self._kv, layer=layer, offsets=plan.offsets)
-        num_kv = self._layout.num_kv_heads
-        q, k, v = heads.split((self._num_heads, num_kv, num_kv), dim=1)
-        return q, k, v
-
-    def narrow(self, plan: TritonPlan, tokens: Tensor, layer: int) -> None:
-        """Returns None: this backend attends to all tokens of a step."""
-
-    def kernel_inputs(self, plan: TritonPlan) -> None:
-        """See `Attention.kernel_inputs`."""
-
     def prepare(self, queries: PagedQueries, windows: Windows = None) -> TritonPlan:
         """See `Attention.prepare`. The launches are this step's own; those of `prepare_recorded` can be replayed."""
         counts = np.diff(queries.query_starts)
         max_partials = self._planner.max_partials(int((counts == 1).sum()), bool((counts > 1).any()))
         tables, table_starts = self._tables(queries)
         items = by_layer(windows, lambda window: self._planner.plan(queries, window, max_partials, table_starts))
-        offsets = self._staging.put(self._offsets(queries))
+        offsets = self._staging.put(self.offsets(queries))
         work = self._staged(items, windows, tables, None)
         num_partials = max(some.num_partials for some in items)
         outputs = self._outputs(len(offsets), num_partials, self._pool.new_empty)
@@ -168,17 +136,15 @@ class TritonAttention:
         tables, table_starts = self._tables(queries)
         items = by_layer(windows, lambda window: self._planner.plan(queries, window, max_partials, table_starts))
         offsets = np.full(padded_rows, -1, np.int64)
-        offsets[:num_rows] = self._offsets(queries)
+        offsets[:num_rows] = self.offsets(queries)
         on_device = self._staging.put(offsets, fixed=True)
         work = self._staged(items, windows, tables, padded_rows)
         return TritonPlan(on_device, work, self._bucket_outputs(padded_rows, max_partials))
 
-    def write(self, plan: TritonPlan, layer: int, k: Tensor, v: Tensor) -> None:
-        """See `Attention.write`."""
-        store_kv(k, v, kv=self._kv, layer=layer, offsets=plan.offsets)
-
-    def attend(self, plan: TritonPlan, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Attention.attend`. Reads K and V from the pool. Results for padding mean nothing."""
+    def run(self, plan: TritonPlan, layer: int, q: Any) -> Outputs:
+        """Attends to the latest KV of a layer. q: the queries, as the kernels take them. Results for padding mean
+        nothing.
+        """
         work = plan.work.at(layer)
         for launch in work.launches:
             self._kernels.attend(
@@ -186,7 +152,7 @@ class TritonAttention:
             )
         if work.merges is not None:
             self._kernels.merge(layer, plan.outputs, work.merges)
-        return plan.outputs.out, plan.outputs.lse
+        return plan.outputs
 
     def _bucket_outputs(self, padded_rows: int, max_partials: int) -> Outputs:
         """Returns a bucket's outputs, allocated once or part of a larger bucket's: the largest bucket should come
@@ -268,7 +234,7 @@ class TritonAttention:
         shifts = starts + num_blocks - np.cumsum(num_blocks)
         return tables[np.arange(int(num_blocks.sum())) + np.repeat(shifts, num_blocks)], starts - shifts
 
-    def _offsets(self, queries: PagedQueries) -> np.ndarray:
+    def offsets(self, queries: PagedQueries) -> np.ndarray:
         """Returns the offsets of the step's tokens, int64[T]."""
         rows = np.repeat(np.arange(len(queries.seq_lens)), np.diff(queries.query_starts))
         shifts = queries.seq_lens - queries.query_starts[1:]  # a token's position minus its index in the step
@@ -279,7 +245,7 @@ class TritonAttention:
 
     def _outputs(self, num_tokens: int, num_partials: int, make: Callable[..., Tensor]) -> Outputs:
         """Allocates outputs. A graph needs zeros, since later kernels read its padding, which no kernel writes."""
-        shape = self._num_heads, self._layout.head_dim
+        shape = self._kernels.num_heads, self._kernels.width
         num_partials = max(num_partials, 1)
         return Outputs(
             out=make((num_tokens, *shape), dtype=self._dtype),
@@ -287,6 +253,65 @@ class TritonAttention:
             partial_out=make((num_partials, *shape), dtype=torch.float32),
             partial_lse=make((num_partials, shape[0]), dtype=torch.float32),
         )
+
+
+class TritonAttention(ItemAttention):
+    """`Attention` over one pool, [num_blocks, kv_heads, layers, 2, block_size, head_dim]."""
+
+    def __init__(
+        self,
+        pool: Tensor,
+        layout: KvLayout,
+        num_heads: int,
+        scoring: Scoring,
+        *,
+        staging: Staging,
+        cut: WorkCut,
+        fp8: Fp8Kv | None = None,
+    ) -> None:
+        """fp8: for a pool of float8_e4m3fn. Any other pool has the dtype of q and of the output."""
+        scales = None if fp8 is None else fp8.scales
+        dtype = pool.dtype if fp8 is None else fp8.dtype
+        kernels = PagedAttentionKernels(pool, layout, num_heads, scoring, dtype, scales)
+        super().__init__(pool, layout, kernels, dtype, staging=staging, cut=cut)
+        self._num_heads = num_heads
+        self._kv = PagedKv(pool, scales)
+
+    @property
+    def writes_by_kernel(self) -> bool:
+        """See `Attention.writes_by_kernel`."""
+        return True
+
+    def rotate_and_write(
+        self,
+        plan: TritonPlan,
+        layer: int,
+        heads: Tensor,
+        cos: Tensor,
+        signed_sin: Tensor,
+        weight: Tensor | None,
+        eps: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Attention.rotate_and_write`."""
+        rotate_and_store(heads, (cos, signed_sin), weight, eps, kv=self._kv, layer=layer, offsets=plan.offsets)
+        num_kv = self._layout.num_kv_heads
+        q, k, v = heads.split((self._num_heads, num_kv, num_kv), dim=1)
+        return q, k, v
+
+    def narrow(self, plan: TritonPlan, tokens: Tensor, layer: int) -> None:
+        """Returns None: this backend attends to all tokens of a step."""
+
+    def kernel_inputs(self, plan: TritonPlan) -> None:
+        """See `Attention.kernel_inputs`."""
+
+    def write(self, plan: TritonPlan, layer: int, k: Tensor, v: Tensor) -> None:
+        """See `Attention.write`."""
+        store_kv(k, v, kv=self._kv, layer=layer, offsets=plan.offsets)
+
+    def attend(self, plan: TritonPlan, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Attention.attend`. Reads K and V from the pool. Results for padding mean nothing."""
+        outputs = self.run(plan, layer, q)
+        return outputs.out, outputs.lse
 
 
 def _aligned(size: int) -> int:

@@ -22,11 +22,11 @@ import triton.language as tl
 
 from services.engine.kernels.gpu.casts import PAIR_SCALE, cast, split_pairs
 
-_LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
+LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def _load_keys(pointers, present, DIMS: tl.constexpr, HEAD_DIM: tl.constexpr, MASKED: tl.constexpr):
+def load_keys(pointers, present, DIMS: tl.constexpr, HEAD_DIM: tl.constexpr, MASKED: tl.constexpr):
     """Loads K or V of a tile, with zeros for missing keys: their memory may hold NaN, and 0 * NaN is NaN."""
     dims = tl.arange(0, DIMS)
     if MASKED:
@@ -39,7 +39,7 @@ def _load_keys(pointers, present, DIMS: tl.constexpr, HEAD_DIM: tl.constexpr, MA
 @triton.jit
 def _capped(scores, cap):
     """Returns cap * tanh(scores / cap), in powers of two as both are."""
-    return cap - 2 * cap / (1 + tl.math.exp2(tl.minimum(scores * (2 / _LN2 / cap), 126.0)))
+    return cap - 2 * cap / (1 + tl.math.exp2(tl.minimum(scores * (2 / LN2 / cap), 126.0)))
 
 
 @triton.jit
@@ -48,7 +48,7 @@ def _begin(sinks, at, counted, ROWS: tl.constexpr):
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     if sinks is not None:
-        top = tl.load(sinks + at, mask=counted, other=float("-inf")) / _LN2
+        top = tl.load(sinks + at, mask=counted, other=float("-inf")) / LN2
         total = tl.where(counted, 1.0, 0.0)
     return top, total
 
@@ -87,12 +87,12 @@ def _attend_keys(
             blocks = tl.load(table + keys // BLOCK_SIZE)
         at = blocks.to(tl.int64) * BLOCK_STRIDE + (keys % BLOCK_SIZE) * HEAD_DIM
         pointers = head + (at[:, None] + dims[None, :])
-        k = _load_keys(pointers, present, DIMS, HEAD_DIM, MASKED)
+        k = load_keys(pointers, present, DIMS, HEAD_DIM, MASKED)
         scores = tl.dot(q, tl.trans(k.to(DOT)), input_precision="ieee") * qk_scale
         if cap is not None:
             scores = _capped(scores, cap)
-        p, fade, top, total = _weigh(scores, keys, top, total, upper, lower, WINDOW, MASKED)
-        v = _load_keys(pointers + BLOCK_SIZE * HEAD_DIM, present, DIMS, HEAD_DIM, MASKED)
+        p, fade, top, total = weigh(scores, keys, top, total, upper, lower, WINDOW, MASKED)
+        v = load_keys(pointers + BLOCK_SIZE * HEAD_DIM, present, DIMS, HEAD_DIM, MASKED)
         acc = tl.dot(p.to(DOT), v.to(DOT), acc * fade[:, None], input_precision="ieee")
     return acc, top, total
 
@@ -133,13 +133,13 @@ def _attend_pairs(
         blocks = tl.load(table + keys // BLOCK_SIZE, mask=present, other=0)
         at = blocks.to(tl.int64) * BLOCK_STRIDE + (keys % BLOCK_SIZE) * HEAD_PAIRS
         pointers = head + (at[:, None] + pairs[None, :])
-        k_first, k_second = split_pairs(_load_keys(pointers, present, PAIRS, HEAD_PAIRS, True))
+        k_first, k_second = split_pairs(load_keys(pointers, present, PAIRS, HEAD_PAIRS, True))
         scores = tl.dot(qs[0], tl.trans(k_first.to(DOT)), input_precision="ieee")
         scores = tl.dot(qs[1], tl.trans(k_second.to(DOT)), scores, input_precision="ieee") * qk_scale
         if cap is not None:
             scores = _capped(scores, cap)
-        p, fade, top, total = _weigh(scores, keys, top, total, upper, lower, WINDOW, True)
-        v = _load_keys(pointers + BLOCK_SIZE * HEAD_PAIRS, present, PAIRS, HEAD_PAIRS, True)
+        p, fade, top, total = weigh(scores, keys, top, total, upper, lower, WINDOW, True)
+        v = load_keys(pointers + BLOCK_SIZE * HEAD_PAIRS, present, PAIRS, HEAD_PAIRS, True)
         v_first, v_second = split_pairs(v)
         first = tl.dot(p.to(DOT), v_first.to(DOT), first * fade[:, None], input_precision="ieee")
         second = tl.dot(p.to(DOT), v_second.to(DOT), second * fade[:, None], input_precision="ieee")
@@ -147,7 +147,7 @@ def _attend_pairs(
 
 
 @triton.jit
-def _weigh(scores, keys, top, total, upper, lower, WINDOW: tl.constexpr, MASKED: tl.constexpr):
+def weigh(scores, keys, top, total, upper, lower, WINDOW: tl.constexpr, MASKED: tl.constexpr):
     """Returns the weights of a tile's keys, what all earlier weights are multiplied by, and the new top and total."""
     if MASKED:
         seen = keys[None, :] < upper[:, None]
@@ -267,7 +267,7 @@ def attend_items(
 
         found = total > 0
         result = acc * (v_scale / tl.where(found, total, 1.0))[:, None]
-        score = tl.where(found, (top + tl.math.log2(tl.where(found, total, 1.0))) * _LN2, float("-inf"))
+        score = tl.where(found, (top + tl.math.log2(tl.where(found, total, 1.0))) * LN2, float("-inf"))
         alone = partial < 0
         at = token * HEADS + heads
         tl.store(lse + at, score, mask=present & alone)

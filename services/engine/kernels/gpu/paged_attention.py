@@ -1,11 +1,12 @@
 """Launches of the attention kernels over one pool, with the tile of each kind of work.
 
-All that changes from one launch to the next are tensors' addresses and the grid.
+`ItemKernels` is what `ItemAttention` needs of them. All that changes from one launch to the next are tensors' addresses
+and the grid.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 import triton
@@ -53,6 +54,31 @@ class Outputs:
     partial_lse: Tensor  # float32[P, heads]
 
 
+class ItemKernels(Protocol):
+    """Kernels that run work items over one pool of blocks."""
+
+    num_heads: int  # of a token's queries
+    width: int  # numbers of a head's output
+    parts: int  # of a token's heads; each has programs of its own
+    tiles: dict[Kind, Tile]
+
+    def attend(
+        self,
+        kind: Kind,
+        layer: int,
+        q: Any,
+        to: Outputs,
+        items: Tensor,
+        entries: ItemEntries,
+        grid: int,
+        window: int,
+    ) -> None:
+        """Runs `items` in `grid` programs for each part of the heads. q: the queries, as these kernels take them."""
+
+    def merge(self, layer: int, to: Outputs, merges: Tensor) -> None:
+        """Merges partial outputs into one for each token. merges: int32[J, 3], see `merge_partials`."""
+
+
 def padded(size: int, least: int = 16) -> int:
     """Returns the next power of two, for a dimension of a matrix product."""
     return max(least, int(triton.next_power_of_2(size)))
@@ -84,7 +110,7 @@ def choose_tile(kind: Kind, group: int, head_dim: int, dtype: torch.dtype, *, fp
     return Tile(128 // group, keys=64, num_warps=8)
 
 
-def _is_packed(heads: Tensor) -> bool:
+def is_packed(heads: Tensor) -> bool:
     """Returns True if a token's heads are contiguous."""
     return bool(heads.stride(2) == 1 and (heads.shape[1] == 1 or heads.stride(1) == heads.shape[2]))
 
@@ -111,7 +137,9 @@ class PagedAttentionKernels:
         group, rest = divmod(num_heads, layout.num_kv_heads)
         if rest or group > 16:
             raise UnsupportedShape(f"{num_heads} query heads over {layout.num_kv_heads} KV heads are not supported")
-        self._layout = layout
+        self.num_heads = num_heads
+        self.parts = layout.num_kv_heads
+        self.width = layout.head_dim
         self._qk_scale = scoring.scale * math.log2(math.e)
         self._cap = None if scoring.softcap is None else scoring.softcap * math.log2(math.e)
         self._sinks = scoring.sinks
@@ -121,8 +149,6 @@ class PagedAttentionKernels:
         self.tiles = {kind: choose_tile(kind, group, layout.head_dim, dtype, fp8=fp8) for kind in kinds}
         # One instruction converts two FP8 values to float16, exactly; bfloat16 takes several.
         dot = dot_dtype(torch.float16 if fp8 else dtype)
-        self._dims = padded(layout.head_dim, 32 if fp8 else 16)
-        self._heads = num_heads
         self._pools = {kind: pool.view(torch.int16) if tile.in_pairs else pool for kind, tile in self.tiles.items()}
         self._constants: dict[Kind, dict[str, Any]] = {
             kind: {
@@ -131,7 +157,7 @@ class PagedAttentionKernels:
                 "LAYERS": layout.num_layers,
                 "BLOCK_SIZE": layout.block_size,
                 "HEAD_DIM": layout.head_dim,
-                "DIMS": self._dims,
+                "DIMS": padded(layout.head_dim, 32 if fp8 else 16),
                 "ROWS": padded(tile.tokens * group),
                 "KEYS": tile.keys,
                 "UNMASKED": kind != "decode",
@@ -158,8 +184,8 @@ class PagedAttentionKernels:
 
         q: [T, heads, head_dim]; a token's heads are contiguous. window: 0 for none.
         """
-        assert _is_packed(q)
-        attend_items[(grid, self._layout.num_kv_heads)](
+        assert is_packed(q)
+        attend_items[(grid, self.parts)](
             q, to.out, to.lse, to.partial_out, to.partial_lse, self._pools[kind],
             items, entries.tokens, entries.limits, entries.partials, entries.tables,
             self._scales, self._sinks, layer, q.stride(0), self._qk_scale, self._cap,
@@ -168,7 +194,13 @@ class PagedAttentionKernels:
 
     def merge(self, layer: int, to: Outputs, merges: Tensor) -> None:
         """Merges partial outputs into one for each token. merges: int32[J, 3], see `merge_partials`."""
-        merge_partials[(len(merges), self._heads)](
-            to.out, to.lse, to.partial_out, to.partial_lse, merges, self._sinks, layer,
-            HEADS=self._heads, HEAD_DIM=self._layout.head_dim, DIMS=self._dims, PARTIALS=16, num_warps=2,
-        )  # fmt: skip
+        launch_merge(layer, to, merges, self._sinks)
+
+
+def launch_merge(layer: int, to: Outputs, merges: Tensor, sinks: Tensor | None) -> None:
+    """Merges partial outputs into one for each token. sinks: see `Scoring`."""
+    _, num_heads, width = to.out.shape
+    merge_partials[(len(merges), num_heads)](
+        to.out, to.lse, to.partial_out, to.partial_lse, merges, sinks, layer,
+        HEADS=num_heads, HEAD_DIM=width, DIMS=padded(width), PARTIALS=16, num_warps=2 if width <= 256 else 4,
+    )  # fmt: skip
