@@ -159,6 +159,13 @@ def test_kv_that_was_rounded_otherwise_is_not_interchangeable(directory: Path) -
 
 
 @pytest.mark.usefixtures("gpu")
+def test_latents_run_on_a_gpu_but_not_in_fp8(tmp_path: Path) -> None:
+    latents = write_checkpoint(tmp_path / "model", "deepseek_v3")
+    assert plan_load(engine(latents)).device == torch.device("cuda:0")
+    assert refusal(latents, **FP8_KV) == "--kv-cache-dtype fp8 is not there for latent KV yet: leave it out"
+
+
+@pytest.mark.usefixtures("gpu")
 def test_fp8_kv_with_other_scales_is_not_interchangeable(directory: Path) -> None:
     """Even of weights that are the same to `weights_id`."""
     plan = plan_load(engine(directory, **FP8_KV))

@@ -4,7 +4,7 @@ import pytest
 
 from tests.gpu.compiled import Compiled, compile_all
 
-MODULES = [f"tests.gpu.variants.{name}" for name in ("attention", "experts", "rows", "sampling")]
+MODULES = [f"tests.gpu.variants.{name}" for name in ("attention", "experts", "latents", "rows", "sampling")]
 ROWS = ("add_norm", "silu_mul", "quantize_rows", "rotate_and_store", "store_kv 128")
 
 
@@ -42,7 +42,7 @@ def test_rows_move_16_bytes_at_a_time(compiled_rows):
 @pytest.mark.long
 def test_kv_is_read_ahead_16_bytes_at_a_time(compiled):
     attention = [kernel for kernel in compiled if "decode, attend" in kernel.name or "prefill" in kernel.name]
-    assert len(attention) == 8
+    assert len(attention) == 12
     for kernel in attention:
         assert kernel.has("LDGSTS.128"), kernel
         assert not kernel.has("LDGSTS.64"), kernel
@@ -60,6 +60,15 @@ def test_prompts_are_multiplied_by_hoppers_matrix_units(compiled):
     prefill = [kernel for kernel in compiled if "prefill" in kernel.name]
     assert len(prefill) == 4
     assert all(kernel.has("HGMMA") for kernel in prefill)
+
+
+@pytest.mark.long
+def test_expanded_prompts_are_multiplied_by_hoppers_matrix_units(compiled):
+    expanded = [kernel for kernel in compiled if "bfloat16, latents expanded" in kernel.name]
+    assert expanded
+    for kernel in expanded:
+        assert kernel.has("HGMMA"), kernel
+        assert kernel.has("LDGSTS.128"), kernel
 
 
 @pytest.mark.long

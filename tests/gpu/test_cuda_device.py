@@ -124,6 +124,22 @@ def test_the_host_waits_for_a_step_when_it_takes_its_results(
 
 
 @pytest.mark.long
+def test_latents_and_experts_are_computed_as_elsewhere(
+    card: Card, allow_trial_steps: Callable[[], None], tmp_path: Path
+) -> None:
+    """Both forms, in steps that wait for nothing; those that decode are replayed."""
+    directory = write_checkpoint(tmp_path / "model", "deepseek_v2")
+    runner = load(directory, kv_memory_bytes=1 << 20, max_num_batched_tokens=128).runner
+    allow_trial_steps()
+    card.waits.clear()
+    prompts, reference = prompts_of([60, 5]), Reference(directory)
+    rows = run_greedy(runner, prompts, 5, chunk=50)
+    assert set(card.waits) == {"asleep"}
+    assert card.captures
+    assert [row.generated for row in rows] == [reference.tokens(prompt, 5) for prompt in prompts]
+
+
+@pytest.mark.long
 def test_a_model_that_does_not_fit_is_refused(
     late_card: Card, allow_trial_steps: Callable[[], None], tmp_path: Path
 ) -> None:
@@ -141,6 +157,5 @@ def test_a_model_that_does_not_fit_is_refused(
 
 
 def load(directory: Path, **options: Any) -> LoadedModel:
-    return load_runner(
-        EngineConfig(model=directory, device=DeviceKind.CUDA, max_num_seqs=2, max_num_batched_tokens=32, **options)
-    )
+    limits = {"max_num_seqs": 2, "max_num_batched_tokens": 32}
+    return load_runner(EngineConfig(model=directory, device=DeviceKind.CUDA, **limits | options))

@@ -24,7 +24,7 @@ from services.engine.schedulers.prefill import PrefillScheduler
 from services.engine.self_check import SelfCheck
 from services.protocol.model_files.open import open_model
 from services.protocol.outcomes import FailureCode
-from tests.checkpoints import plant, write_checkpoint
+from tests.checkpoints import YARN_ROPE, plant, write_checkpoint
 from tests.engine.harness import Driven
 from tests.engine.oracle import Reference, possible_ranks, prompts_of
 from tests.engine.row_starts import assert_told_where_rows_begin
@@ -53,6 +53,27 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-multipliers": (
         "granite",
         {"embedding_multiplier": 1.9, "attention_multiplier": 0.3, "residual_multiplier": 0.83, "logits_scaling": 2},
+    ),
+    "deepseek-v2-lite-one-product-yarn": (
+        "deepseek_v2",
+        {
+            "q_lora_rank": None,
+            "attention_bias": True,
+            "rope_parameters": {**YARN_ROPE, "mscale": 0.7, "mscale_all_dim": 0.9},
+        },
+    ),
+    "deepseek-v3-groups": ("deepseek_v3", {"v_head_dim": 24, "num_hidden_layers": 3}),
+    "deepseek-v3-halves-odd-heads-never-expanded": (
+        "deepseek_v3",
+        {
+            "first_k_dense_replace": 2,
+            "rope_interleave": False,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "hidden_size": 60,
+            "kv_lora_rank": 18,
+            "v_head_dim": 40,
+        },
     ),
     "opt-norm-first-tied": ("opt", {"tie_word_embeddings": True}),
     "opt-norm-after-projected": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
@@ -127,7 +148,28 @@ def test_pairs_of_experts_are_those_of_transformers(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("family", "fp8"), [("llama", False), ("opt", False), ("llama", True)])
+def test_latents_in_both_forms_and_behind_cached_prefixes(tmp_path: Path) -> None:
+    """Rows of 48 new tokens are expanded: chunks behind others, beside rows that decode, and a second turn."""
+    directory = write_checkpoint(tmp_path / "model", "deepseek_v3", first_k_dense_replace=2)
+    reference, prompts = Reference(directory), prompts_of([1, 37, 130])
+    runner = make_runner(directory, block_size=8, max_num_batched_tokens=128)
+    rows = run_greedy(runner, prompts, 6, chunk=50)
+    assert [row.generated for row in rows] == [reference.tokens(prompt, 6) for prompt in prompts]
+    scheduler = DecodeScheduler(128, prefill_chunk=64)
+    limits: dict[str, Any] = {"max_num_seqs": 5, "max_model_len": 256, "eos_token_ids": ()}
+    driven = Driven(Engine(runner, scheduler, **limits, pipeline_depth=1))
+    first = driven.submit(prompts[2], 4)
+    driven.run()
+    turn = [*prompts[2], *driven.tokens[first], *prompts[2][:60]]
+    second = driven.submit(turn, 4)
+    driven.run()
+    assert driven.cached[second] >= 128
+    assert driven.tokens[second] == reference.tokens(turn, 4)
+    driven.assert_baseline()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("family", "fp8"), [("llama", False), ("opt", False), ("llama", True), ("deepseek_v3", False)])
 def test_bfloat16_and_fp8_kv_stay_near_float32(family: str, fp8: bool, tmp_path: Path) -> None:
     """The first tokens of some prompts: their log-probabilities are near those of float32."""
     directory = write_checkpoint(tmp_path / "model", family, dtype=torch.bfloat16)

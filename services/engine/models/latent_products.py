@@ -5,6 +5,7 @@ with latents. Absorbed, the K part is multiplied with queries, from its other si
 found: so the K part is kept in both orders, and the V part by heads and in the expansion.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -14,9 +15,11 @@ from torch import Tensor
 from services.engine.attention.latent import Latent
 from services.engine.models.head_linear import HeadLinear
 from services.engine.models.linear import Linear
-from services.engine.models.tensors import Tensors
 
 _MOST_COLUMNS = 2048  # of K and V of the heads that are expanded at a time
+_MOST_COLUMNS_OF_A_GPU = 8192  # with fewer heads at a time, a short chunk would leave most of its processors idle
+
+MakeLinear = Callable[[Tensor, Tensor | None], Linear]  # parameters: weight [out, in], bias [out]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,23 +58,36 @@ class KvProducts:
         return self.found(found)
 
 
-def make_products(tensors: Tensors, weight: Tensor, num_heads: int, latent: Latent) -> KvProducts:
-    """Makes the products of kv_b's weight, [heads * (nope_dim + value_dim), kv_rank], which is not kept."""
+def make_products(
+    weight: Tensor,
+    num_heads: int,
+    latent: Latent,
+    *,
+    fused: bool,
+    make_linear: MakeLinear = Linear,
+    most_columns: int | None = None,
+) -> KvProducts:
+    """Makes the products of kv_b's weight, [heads * (nope_dim + value_dim), kv_rank], which is not kept.
+
+    fused: heads may have a CPU's kernels. most_columns: of K and V of the heads that are expanded at a time; None: as
+    many as suit the weight's device.
+    """
     by_heads = weight.unflatten(0, (num_heads, -1))
     of_keys, of_values = by_heads.split((latent.nope_dim, latent.value_dim), dim=1)
-    at_once = max(1, _MOST_COLUMNS // (latent.nope_dim + latent.value_dim))
+    columns = most_columns or (_MOST_COLUMNS if weight.device.type == "cpu" else _MOST_COLUMNS_OF_A_GPU)
+    at_once = max(1, columns // (latent.nope_dim + latent.value_dim))
     parts = -(-num_heads // at_once)
     borders = [part * num_heads // parts for part in range(parts + 1)]
     expansions = (
         SomeHeadsExpansion(
-            range(begin, end), tensors.product(by_heads[begin:end].flatten(0, 1).clone(), None), latent.nope_dim
+            range(begin, end), make_linear(by_heads[begin:end].flatten(0, 1).clone(), None), latent.nope_dim
         )
         for begin, end in pairwise(borders)
     )
     return KvProducts(
         expansions=tuple(expansions),
-        queries=HeadLinear(of_keys.transpose(1, 2), fused=tensors.is_fused),
-        found=HeadLinear(of_values, fused=tensors.is_fused),
+        queries=HeadLinear(of_keys.transpose(1, 2), fused=fused),
+        found=HeadLinear(of_values, fused=fused),
     )
 
 

@@ -102,7 +102,6 @@ def plan_load(engine: EngineConfig) -> LoadPlan:
     config = config.for_lengths(longest)
     dtype, dtype_notices = _dtype(engine, config, device)
     _check_fp8(engine, config, dtype)
-    _check_latent(config, device)
     scales, scale_notices = _kv_scales(engine, config)
     return LoadPlan(
         engine=engine,
@@ -174,14 +173,10 @@ def _check_fp8(engine: EngineConfig, config: ModelConfig, dtype: torch.dtype) ->
         raise ModelError("--quantization fp8 is not there for experts yet: leave it out")
     if engine.quantization == Quantization.FP8 and dtype != torch.bfloat16:
         raise ModelError(f"--quantization fp8 needs a model in bfloat16, not {dtype_name(dtype)}")
+    if engine.kv_cache_dtype == KvCacheDtype.FP8 and config.num_planes == 1:
+        raise ModelError("--kv-cache-dtype fp8 is not there for latent KV yet: leave it out")
     if engine.kv_cache_dtype == KvCacheDtype.FP8 and dtype == torch.float32:
         raise ModelError("--kv-cache-dtype fp8 needs a model in bfloat16 or float16, not float32")
-
-
-def _check_latent(config: ModelConfig, device: torch.device) -> None:
-    """Raises ModelError for latent KV on a GPU, for which there are no kernels."""
-    if config.num_planes == 1 and device != _CPU:
-        raise ModelError(f"{config.architecture} (multi-head latent attention) runs on the CPU alone: --device cpu")
 
 
 def _dotted(capability: tuple[int, int]) -> str:

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from kvtransfer.layout import KvLayout
 from services.engine.attention.base import PagedQueries
-from services.engine.attention.triton_attention import Fp8Kv, TritonAttention, WorkCut
-from services.engine.kernels.base import Scoring
+from services.engine.attention.triton_attention import WorkCut
 from services.engine.kernels.gpu.operations import TritonOperations
 from services.engine.kernels.gpu.rows import fill_tokens
 from services.engine.models.base import ModelInput, Weights
@@ -40,6 +39,7 @@ from services.engine.runner.base import (
     spare_blocks,
     wide_rows,
 )
+from services.engine.runner.gpu.attention import make_attention
 from services.engine.runner.gpu.device import Device, Fetched, Recorded
 from services.engine.runner.gpu.device_blocks import DeviceBlocks
 from services.engine.runner.gpu.sampler import GpuSampler, Wanted, read_logprobs, score
@@ -97,9 +97,6 @@ class GpuRunner:
         """pool: uint8[num_blocks and spare ones, block_bytes]. kv_scales: present if the layout's dtype is
         float8_e4m3fn.
         """
-        fp8 = None
-        if kv_scales is not None:
-            fp8 = Fp8Kv(torch.stack((kv_scales.k, kv_scales.v), dim=1).to(device.torch), weights.dtype)
         self.layout = layout
         self.num_blocks = len(pool) - len(spare_blocks(0, layout.block_size))
         self.spare_blocks = spare_blocks(self.num_blocks, layout.block_size)
@@ -115,14 +112,14 @@ class GpuRunner:
         self._blocks = DeviceBlocks(pool[: self.num_blocks])
         self._device = device
         self._buffer = StepBuffer(device)
-        self._attention = TritonAttention(
+        self._attention = make_attention(
             pool.view(-1).view(getattr(torch, layout.dtype)).view(layout.shape(len(pool))),
             layout,
-            config.num_heads,
-            Scoring(config.scale, config.attention_softcap, weights.sinks),
+            (config, weights),
+            kv_scales,
             staging=self._buffer,
             cut=WorkCut(device.num_multiprocessors, limits.split_keys, limits.share_prefixes),
-            fp8=fp8,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
         )
         self._model = make_model(config, weights, self._attention, TritonOperations())
         self._num_tokens = torch.zeros(1, dtype=torch.int32, device=device.torch)  # of the step, without padding
