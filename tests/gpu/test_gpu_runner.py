@@ -24,7 +24,7 @@ from services.engine.schedulers.prefill import PrefillScheduler
 from services.engine.self_check import SelfCheck
 from services.protocol.model_files.open import open_model
 from services.protocol.outcomes import FailureCode
-from tests.checkpoints import YARN_ROPE, plant, write_checkpoint
+from tests.checkpoints import LLAMA3_ROPE, YARN_ROPE, long_rope, plant, write_checkpoint
 from tests.engine.harness import Driven
 from tests.engine.oracle import Reference, possible_ranks, prompts_of
 from tests.engine.row_starts import assert_told_where_rows_begin
@@ -75,6 +75,15 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "v_head_dim": 40,
         },
     ),
+    "olmo2-gqa3-llama3-rope": (
+        "olmo2",
+        {"num_attention_heads": 6, "hidden_size": 96, "head_dim": 48, "rope_parameters": LLAMA3_ROPE},
+    ),
+    "phi3-longrope-partial": (
+        "phi3",
+        {"hidden_size": 192, "partial_rotary_factor": 0.75, "sliding_window": 24, **long_rope(context=512, size=18)},
+    ),
+    "smollm3-layers-without-rope": ("smollm3", {"no_rope_layers": [0, 1, 0], "num_hidden_layers": 3}),
     "opt-norm-first-tied": ("opt", {"tie_word_embeddings": True}),
     "opt-norm-after-projected": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
 }
