@@ -5,7 +5,7 @@ left out with a note that names it:
 
     compile, card, decode, prefill, cascade    safetensors
     check                                      nothing else
-    experts                                    nothing else
+    experts, latents                           nothing else
     handoff, interference                      safetensors, psutil, structlog, orjson, redis, grpcio,
                                                grpcio-health-checking, protobuf (7.35 or later); nixl, without which KV
                                                moves over gRPC and the records say so
@@ -94,6 +94,13 @@ def _experts(bench: "Bench") -> Iterator[Found]:
     yield from experts.measure(bench.card, bench.device.torch)
 
 
+def _latents(bench: "Bench") -> Iterator[Found]:
+    from loadtest.gpu import latents
+
+    bench.free_model()
+    yield from latents.measure(bench.card, bench.device)
+
+
 def _handoff(bench: "Bench") -> Iterator[Found]:
     from loadtest.gpu import handoff
 
@@ -115,7 +122,7 @@ def _peer(bench: "Bench") -> Iterator[Found]:
 
 
 _CHECKS = (
-    *(partial(_check, family, 0) for family in ("rows", "rotary", "fp8_linear", "experts", "sampling")),
+    *(partial(_check, family, 0) for family in ("rows", "rotary", "fp8_linear", "experts", "latents", "sampling")),
     *(partial(_check, "attention", seed) for seed in _SEEDS),
 )
 _COMPILED = tuple(partial(_compile, name, kv_dtype) for name in SHAPES for kv_dtype in _KV_DTYPES)
@@ -128,6 +135,7 @@ PARTS = {
     "prefill": Part("prompts against the matrix rate", (partial(_prefill, LARGE),)),
     "cascade": Part("decoding behind a shared prefix", (_cascade,)),
     "experts": Part("a layer's experts against the copy bandwidth and the matrix rate", (_experts,)),
+    "latents": Part("a layer's attention over latents against the copy bandwidth and the matrix rate", (_latents,)),
     "handoff": Part("a handoff between two processes on one card", (_handoff,)),
     "interference": Part("streams while long prompts arrive, two processes on one card", (_interference,)),
     "peer": Part("transformers on the same card", (_peer,)),

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from loadtest.gpu import cascade, correctness, decode, experts, peer, prefill, warm_up
+from loadtest.gpu import cascade, correctness, decode, experts, latents, peer, prefill, warm_up
 from loadtest.gpu.bench_model import FP8, BenchModel, load
 from loadtest.gpu.card import Card
 from loadtest.gpu.shapes import LLAMA_3_8B, OPT_125M
+from services.engine.attention.latent import Latent
 from services.engine.kernels.routing_numbers import RoutingNumbers
 from services.engine.runner.gpu.device import CudaDevice, HostDevice
 from tests.loadtest.tiny_shapes import TINY_LLAMA
@@ -68,6 +69,28 @@ def test_experts_read_each_that_was_chosen_once(model: BenchModel) -> None:
     assert (row["layer"], row["tokens"], row["experts"], row["us"]) == ("tiny", 3, 4, 1000)
     assert row["of_copy_bandwidth"] == pytest.approx(4 * 3 * 32 * 16 * 2 / 1e-3 / 1e9)
     assert row["of_matrix_rate"] == pytest.approx(2 * 3 * 4 * 3 * 32 * 16 / 1e-3 / 1e12)
+
+
+@pytest.mark.parametrize(
+    ("cell", "form"), [(latents.Cell(2, 1, 40), "absorbed"), (latents.Cell(1, 50, 60), "expanded")]
+)
+def test_latents_count_what_is_read_and_multiplied(model: BenchModel, cell: latents.Cell, form: str) -> None:
+    latent = Latent(kv_rank=24, q_rank=None, nope_dim=16, rope_dim=8, value_dim=16, is_interleaved=True, score_factor=1)
+
+    def seconds_of(body: Callable[[], object]) -> float:
+        body()
+        return 1e-3
+
+    row: Any
+    (row,) = latents.measure(CARD, model.device, [latents.Shape("tiny", 3, latent)], [cell], seconds_of)
+    assert (row["shape"], row["form"], row["us"]) == ("tiny", form, 1000)
+    read = (cell.rows * cell.context * 32 + 3 * 32 * 24) * 2
+    assert row["of_copy_bandwidth"] == pytest.approx(read / 1e-3 / 1e9)
+    if form == "absorbed":
+        products: float = 3 * (2 * 32 * 24 + 2 * 40 * (32 + 24))
+    else:
+        products = 3 * (60 * 32 * 24 + (50 * 60 - 50 * 49 / 2) * (24 + 16))
+    assert row["of_matrix_rate"] == pytest.approx(2 * products / 1e-3 / 1e12)
 
 
 def test_cells_with_a_budget_come_first_and_none_is_longer_than_the_model() -> None:
