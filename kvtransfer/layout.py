@@ -11,6 +11,8 @@ import json
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from kvtransfer.layer_groups import LayerGroups
+
 LAYOUT_VERSION = 1
 KV_PROTOCOL_VERSION = 2
 
@@ -19,36 +21,42 @@ _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """Geometry of one block."""
+    """Geometry of one block, or of a slice of one where layers have different windows."""
 
-    num_layers: int
+    num_layers: int  # of the model, or places for layers in a slice
     num_kv_heads: int
     head_dim: int  # numbers of a token in one plane
     block_size: int  # token positions
     dtype: str  # "float32", "bfloat16", "float16" or "float8_e4m3fn"
     num_planes: int = 2  # K and V; 1: latent KV
+    groups: LayerGroups | None = None  # None: a block is one piece of memory, with all layers
 
     def shape(self, num_blocks: int) -> tuple[int, int, int, int, int, int]:
         """Shape of a pool of `num_blocks` blocks."""
         return (num_blocks, self.num_kv_heads, self.num_layers, self.num_planes, self.block_size, self.head_dim)
 
     @property
+    def num_slices(self) -> int:
+        """Pieces of memory that a whole block has."""
+        return 1 if self.groups is None else self.groups.num_slices
+
+    @property
     def token_elements(self) -> int:
-        """Numbers of one token, all layers and planes."""
+        """Numbers of one token in one piece of memory, all its layers and planes."""
         return self.num_kv_heads * self.num_layers * self.num_planes * self.head_dim
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token, all layers and planes."""
+        """Bytes of one token in one piece of memory, all its layers and planes."""
         return self.token_elements * _ITEM_BYTES[self.dtype]
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block, all layers and planes."""
+        """Bytes of one piece of memory: a block, or a slice of one."""
         return self.token_bytes * self.block_size
 
     def bytes_of(self, heads: range) -> range:
-        """Returns the bytes of a block that hold these KV heads, all layers and planes.
+        """Returns the bytes of a piece of memory that hold these KV heads, all its layers and planes.
 
         A rank of a model has blocks of its own KV heads, which have the order of these bytes. Latent KV has one head,
         so each rank has all of it.
@@ -70,6 +78,9 @@ def fingerprint(
     geometry = {name: getattr(layout, name) for name in KvLayout.__slots__}
     if layout.num_planes == 2:
         del geometry["num_planes"]  # digests of earlier versions, which knew nothing else, stay valid
+    del geometry["groups"]
+    if layout.groups is not None:
+        geometry |= layout.groups.described()
     parts = {
         **({"precision": precision} if precision else {}),
         "layout_version": LAYOUT_VERSION,

@@ -20,6 +20,7 @@ from kvtransfer.ids import AttemptId
 from kvtransfer.messages import Announcement, FirstToken
 from services.engine.blocks.block_pool import BlockPool
 from services.engine.blocks.prefix_cache import PrefixCache
+from services.engine.blocks.sliced_pool import SlicedPool
 from services.engine.expert_imbalance import ExpertImbalance
 from services.engine.launch import Launched, decode_step, mixed_step
 from services.engine.runner.base import Runner, StepOutput, StepTokens
@@ -57,7 +58,7 @@ class Engine:
     ) -> None:
         assert pipeline_depth in (0, 1)
         batch = BatchState(max_num_seqs, max_model_len, runner.layout.block_size, guidance, runner.vocab_size)
-        pool = BlockPool(runner.num_blocks, PrefixCache(runner.num_blocks, batch.block_size))
+        pool = _make_pool(runner)
         self._outputs = EngineOutputs()
         self.sequences = Sequences(
             batch, pool, self._outputs, eos_token_ids, runner.window, whole_prompts=runner.whole_prompts
@@ -89,10 +90,13 @@ class Engine:
         else:
             self.sequences.fail(request, FailureCode.UNSUPPORTED, "this role does not run such requests")
 
-    def arrived(self, id: AttemptId, num_blocks: int) -> None:
-        """Makes the first num_blocks blocks of a received sequence usable: they are here and checked."""
+    def arrived(self, id: AttemptId, num_slices: int) -> None:
+        """Makes the blocks of a received sequence usable that its first num_slices slices fill, which are here and
+        checked.
+        """
         slot = self._slot(id)
         batch = self.sequences.batch
+        num_blocks = self.sequences.pool.parts.num_whole(num_slices, batch.unseen[slot])
         batch.computed[slot] = batch.done[slot] = num_blocks * batch.block_size
         self.sequences.nodes.make_ready(slot, num_blocks)
 
@@ -265,12 +269,15 @@ class Engine:
                 sequences.free(batch.request(slot).id)
 
     def _complete_blocks(self, launched: Launched) -> None:
-        phases = self.sequences.batch.phase[launched.slots]
-        computing = phases == Phase.PREFILL
-        size = self.sequences.batch.block_size
-        for slot, end in zip(launched.slots[computing].tolist(), launched.ends[computing].tolist(), strict=True):
-            self.sequences.nodes.make_ready(slot, end // size)
-        self.sequences.nodes.enter_filled(launched.slots[~computing])
+        sequences, batch, slots = self.sequences, self.sequences.batch, launched.slots
+        computing = batch.phase[slots] == Phase.PREFILL
+        for slot, end in zip(slots[computing].tolist(), launched.ends[computing].tolist(), strict=True):
+            sequences.nodes.make_ready(slot, end // batch.block_size)
+        if batch.slices is None:
+            sequences.nodes.enter_filled(slots[~computing])
+        else:  # a prompt gives cached blocks the parts that they have lost; blocks that were announced keep theirs
+            sequences.nodes.enter_filled(slots[~computing | (batch.num_announced[slots] <= batch.num_entered[slots])])
+            sequences.tables.free_passed(slots[computing])
 
     def _report_scores(self, launched: Launched, output: StepOutput) -> None:
         """Outputs the logprobs of prompt tokens that were scored."""
@@ -342,13 +349,23 @@ class Engine:
             return
         first_index = int(batch.num_announced[slot])
         end = int(batch.num_blocks[slot]) if sampled else int(batch.done[slot]) // batch.block_size
-        complete = batch.block_table[slot, first_index:end]
+        parts = sequences.pool.parts
+        unseen = parts.unseen(len(batch.request(slot).capsule.token_ids))  # by the consumer's first token
+        complete = parts.slices_of(batch.block_table[slot, first_index:end], first_index, unseen)
         blocks, generations = tuple(complete.tolist()), tuple(sequences.pool.generations[complete].tolist())
         first_tokens = tuple(
             FirstToken(int(rows.handles[row]), int(rows.tokens[rows.first_token(row)]), row_logprobs(rows, row))
             for row in unfinished
         )
         batch.num_announced[slot] = end
-        self._outputs.announcements.append(Announcement(id, first_index, blocks, generations, first_tokens))
+        first_slice = parts.num_slices(first_index, unseen)
+        self._outputs.announcements.append(Announcement(id, first_slice, blocks, generations, first_tokens))
         if sampled:
             sequences.lease(slot)
+
+
+def _make_pool(runner: Runner) -> BlockPool:
+    layout = runner.layout
+    if layout.groups is not None:
+        return SlicedPool(runner.num_blocks, layout.block_size, layout.groups)
+    return BlockPool(runner.num_blocks, PrefixCache(runner.num_blocks, layout.block_size))

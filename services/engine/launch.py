@@ -81,7 +81,9 @@ def _sampled(batch: BatchState, branches: Branches, plan: StepPlan, tokens: Step
 def _block_tables(batch: BatchState, slots: np.ndarray, seq_lens: np.ndarray) -> np.ndarray:
     num_blocks = -(-int(seq_lens.max()) // batch.block_size)
     tables: np.ndarray = batch.block_table[slots, :num_blocks]
-    return tables
+    if batch.slices is None:
+        return tables
+    return np.concatenate(batch.slices[tables].transpose(2, 0, 1), axis=1)
 
 
 def _token_types(batch: BatchState, slots: np.ndarray, counts: np.ndarray, positions: np.ndarray) -> np.ndarray:

@@ -210,7 +210,7 @@ class Worker:
             model=self._parts.model,
             fingerprint=self._parts.fingerprint,
             block_size=self._parts.runner.layout.block_size,
-            num_blocks=self._parts.runner.num_blocks,
+            num_blocks=self._num_blocks,
         )
         self._index = IndexLink(redis_url, self._worker_id, record)
         self._gateways.block_log.subscribe(self._index.blocks_changed)
@@ -221,6 +221,11 @@ class Worker:
     def _dial(self, address: str) -> GrpcByteChannel:
         """Called on the transfer thread."""
         return GrpcByteChannel(address, self._loop, self._channels)
+
+    @property
+    def _num_blocks(self) -> int:
+        """Whole blocks for which the pool has room."""
+        return self._parts.runner.num_blocks // self._parts.runner.layout.num_slices
 
     def _hello(self, transports: tuple[str, ...]) -> WorkerHello:
         parts = self._parts
@@ -237,14 +242,14 @@ class Worker:
             kv_protocol=KV_PROTOCOL_VERSION,
             transports=transports,
             block_size=parts.runner.layout.block_size,
-            num_blocks=parts.runner.num_blocks,
+            num_blocks=self._num_blocks,
             max_model_len=parts.max_model_len,
             max_num_seqs=parts.max_num_seqs,
             vocab_size=parts.runner.vocab_size,
             model=parts.model,
             kernels=parts.kernels,
             embedding_size=embedding_size,
-            kv_token_bytes=parts.runner.layout.token_bytes,
+            kv_token_bytes=parts.runner.layout.token_bytes * parts.runner.layout.num_slices,
             knows=OF_EVERY_WORKER.union(name for name, has in depend_on_parts.items() if has),
         )
 

@@ -122,6 +122,30 @@ def test_latents_move_as_one_plane_of_one_head(transport: str, tmp_path: Path):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("transport", ["nixl", "grpc"])
+def test_of_layers_with_a_window_the_last_blocks_move(transport: str, tmp_path: Path):
+    """One layer sees all, six see 20 tokens: what lies further back of these is computed, and stays."""
+    model = write_model(tmp_path / "model", "gemma3", num_hidden_layers=7, sliding_window=20)
+    options = ["--max-num-batched-tokens", "37", "--transport", transport]
+    with running_stack(model, options=options) as stack:
+        check_parity(stack.gateway, model)
+        layer_bytes = 2 * 2 * 16 * 16 * 4  # K and V, heads, head dim, positions, float32
+        assert [worker["kv_token_bytes"] for worker in stack.gateway.ledger()["workers"]] == [7 * layer_bytes // 16] * 2
+        seeds = count(70)
+
+        def moved() -> float:
+            time.sleep(1.1)  # the last load report carries the bytes moved
+            before = stack.gateway.metric("baton_kv_bytes_moved_total")
+            prompt = clear_prompt(model, next(seeds), 150, 4)
+            stack.gateway.client.completions.create(prompt=prompt, max_tokens=4, **GREEDY)
+            stack.gateway.wait_for_baseline()
+            time.sleep(1.1)
+            return stack.gateway.metric("baton_kv_bytes_moved_total") - before
+
+        assert until_handed_off(stack.gateway, 1, moved) == (10 + 6 * (10 - (150 - 20 + 1) // 16)) * layer_bytes
+
+
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_text_with_and_without_handoff(stack: Stack):
     with stack.serving("--handoff", "never") as alone:
         for seed in (1, 2, 3):

@@ -4,6 +4,7 @@ Each seed is an engine of its own: its role, its sizes, its requests, and what h
 blocks, the prefix cache, the states and the slots are checked against each other, and in the end every token.
 
     python -m tests.engine.fuzz --seeds 10000 --first 0
+    python -m tests.engine.fuzz --seeds 10000 --first 0 --slices      layers with windows of their own
 """
 
 import argparse
@@ -16,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from kvtransfer.ids import AttemptId, GatewayId
+from kvtransfer.layer_groups import LayerGroups
 from kvtransfer.messages import Announcement, FirstToken
 from services.config import Pooling
-from services.engine.runner.simulated import SimulatedRunner
+from services.engine.runner.simulated import SLICE_APART, SimulatedRunner
 from services.engine.schedulers.decode import DecodeScheduler
 from services.engine.schedulers.prefill import PrefillScheduler
 from services.engine.sequences.batch_state import Phase
@@ -29,6 +31,17 @@ from tests.engine.harness import GATEWAY, make_engine
 
 STEPS = 60
 _MULTIPLIER, _MASK = 0x9E3779B97F4A7C15, 2**64 - 1
+
+
+def _groups(size: int) -> list[LayerGroups]:
+    """Layers in groups, for blocks of so many tokens."""
+    full: tuple[tuple[int, ...], ...] = ((0,),)
+    return [
+        LayerGroups((None, 3 * size), (full, ((1,), (2,)))),
+        LayerGroups((None, 2 * size + 1), (((0,), (3,)), ((1,), (2,), (4,)))),
+        LayerGroups((None, 4 * size, 1), (full, ((1,),), ((2,), (3,)))),
+        LayerGroups((7 * size, 2), (full, ((1,), (2,)))),
+    ]
 
 
 def id_of(handle: int) -> AttemptId:
@@ -50,24 +63,24 @@ class Oracle:
     """Says what follows a prompt, by the definition of `SimulatedRunner` alone."""
 
     vocab_size: int
-    window: int | None
+    windows: tuple[int | None, ...]  # of each slice of a block
     max_len: int
 
     def says(self, prompt: list[int], count: int, seed: int, stops: tuple[int, ...]) -> list[int]:
-        mixed = [self._mixed(token, position) for position, token in enumerate(prompt)]
-        said: list[int] = []
-        while len(said) < count and len(mixed) < self.max_len and not (said and said[-1] in stops):
-            seen = mixed if self.window is None else mixed[-self.window :]
-            digest = (sum(seen) & _MASK) * _MULTIPLIER & _MASK
-            chance = ((seed + len(mixed) + 1) & _MASK) * _MULTIPLIER & _MASK
-            said.append(((digest >> 33) % self.vocab_size + (chance >> 33) % self.vocab_size) % self.vocab_size)
-            mixed.append(self._mixed(said[-1], len(mixed)))
+        tokens, said = list(prompt), list[int]()
+        while len(said) < count and len(tokens) < self.max_len and not (said and said[-1] in stops):
+            chance = ((seed + len(tokens) + 1) & _MASK) * _MULTIPLIER & _MASK
+            said.append((self.follower(tokens) + (chance >> 33) % self.vocab_size) % self.vocab_size)
+            tokens.append(said[-1])
         return said
 
     def follower(self, tokens: list[int]) -> int:
         """The likeliest token after these."""
-        digest = (sum(self._mixed(token, position) for position, token in enumerate(tokens)) & _MASK) * _MULTIPLIER
-        return ((digest & _MASK) >> 33) % self.vocab_size
+        total = 0
+        for number, window in enumerate(self.windows):
+            seen = range(0 if window is None else max(0, len(tokens) - window), len(tokens))
+            total += sum(self._mixed(tokens[position], position + number * SLICE_APART) for position in seen)
+        return (((total & _MASK) * _MULTIPLIER & _MASK) >> 33) % self.vocab_size
 
     def _mixed(self, token: int, position: int) -> int:
         mixed = (token + 1) * _MULTIPLIER & _MASK
@@ -79,6 +92,7 @@ class Traffic:
     """One seed's engine, and what was asked of it."""
 
     seed: int
+    in_slices: bool = False  # layers have windows of their own
     asked: dict[int, Choice] = field(default_factory=dict)  # by handle
     prompts: dict[int, list[int]] = field(default_factory=dict)  # by handle of a prompt
     to_embed: dict[int, tuple[list[int], Pooling]] = field(default_factory=dict)  # by handle
@@ -91,23 +105,30 @@ class Traffic:
         self.size = rng.choice([1, 2, 2, 4])
         self.produces = rng.random() < 0.25
         window = rng.choice([None, None, None, 3 * self.size]) if not self.produces else None
+        self.groups = rng.choice(_groups(self.size)) if self.in_slices else None
+        windows: tuple[int | None, ...] = (window,)
+        if self.groups is not None:
+            window = None
+            windows = tuple(w for w, n in zip(self.groups.windows, self.groups.sizes, strict=True) for _ in range(n))
+        self.num_slices = len(windows)
         max_len = rng.choice([12, 20, 32])
         vocab_size = rng.choice([20, 1000])
         budget = rng.choice([3, 8, 24])
         self.drafts = DraftingScheduler(budget, self._expected, right=0.8, vocab_size=vocab_size, seed=self.seed)
         decodes = self.drafts if rng.random() < 0.4 else DecodeScheduler(budget, prefill_chunk=budget)
         self.driven = make_engine(
-            num_blocks=rng.choice([6, 10, 16, 32]),
+            num_blocks=rng.choice([6, 10, 16, 32]) * self.num_slices + (self.seed % self.num_slices),
             block_size=self.size,
             max_num_seqs=rng.choice([3, 5, 9]),
             max_model_len=max_len,
             scheduler=PrefillScheduler(budget) if self.produces else decodes,
             vocab_size=vocab_size,
             window=window,
+            groups=self.groups,
             depth=rng.choice([0, 1]),
         )
         self.vocab_size, self.max_len = vocab_size, max_len
-        self.oracle = Oracle(vocab_size, window, max_len)
+        self.oracle = Oracle(vocab_size, windows, max_len)
         self.stems = [[rng.randrange(vocab_size) for _ in range(5 * self.size)] for _ in range(2)]
         self.sequences = self.driven.engine.sequences
         self.announced = 0
@@ -160,17 +181,34 @@ class Traffic:
         prompt, start = self.prompts[handle], int(self.sequences.batch.done[slot]) // self.size
         num_blocks = -(-len(prompt) // self.size)
         end = min(num_blocks, start + self.rng.randint(1, 3))
-        runner, blocks = self.driven.engine.runner, self.sequences.batch.blocks(slot)
+        runner, slices = self.driven.engine.runner, self.slices_to_read(slot)
         assert isinstance(runner, SimulatedRunner)
-        for index in range(start, end):
+        for number, index, block in (each for each in slices if start <= each[1] < end):
             tokens = prompt[index * self.size : (index + 1) * self.size]
-            runner._pool[blocks[index], 0, : len(tokens)] = tokens
-            runner._pool[blocks[index], 1] = np.arange(index * self.size, (index + 1) * self.size)
-        self.driven.engine.arrived(id_of(handle), end)
+            runner._pool[block, 0, : len(tokens)] = tokens
+            places = np.arange(index * self.size, (index + 1) * self.size)
+            runner._pool[block, 1] = places + number * SLICE_APART
+        self.driven.engine.arrived(id_of(handle), len([each for each in slices if each[1] < end]))
         if end == num_blocks:
             said = {each: choice.tokens or [] for each, choice in self.asked.items() if choice.group == handle}
             firsts = [FirstToken(each, tokens[0], None) for each, tokens in said.items() if len(tokens) > 1]
             self.driven.engine.ready(id_of(handle), tuple(firsts))
+
+    def slices_to_read(self, slot: int) -> list[tuple[int, int, int]]:
+        """All that a sequence that is received has of its prompt, in the order of its announcements: the number of a
+        slice, the index of the block, and where the slice is.
+        """
+        batch = self.sequences.batch
+        if self.groups is None:
+            return [(0, index, block) for index, block in enumerate(batch.blocks(slot))]
+        assert batch.slices is not None
+        rows, length = batch.slices[batch.blocks(slot)], int(batch.length[slot])
+        return [(number, index, int(rows[index, number])) for number, index in self.seen_after(length, len(rows))]
+
+    def unread(self, slot: int) -> list[int]:
+        """Where what has not arrived of a sequence that is received will be."""
+        start = int(self.sequences.batch.done[slot]) // self.size
+        return [block for _, index, block in self.slices_to_read(slot) if index >= start]
 
     def write_late(self) -> None:
         """Lets open reads write to blocks in quarantine, and to blocks whose content has not arrived."""
@@ -178,7 +216,7 @@ class Traffic:
         assert isinstance(runner, SimulatedRunner)
         targets = [block for blocks in self.quarantined for block in blocks]
         for slot in batch.slots_in(Phase.RECEIVING).tolist():
-            targets += batch.blocks(slot)[int(batch.done[slot]) // self.size :]
+            targets += self.unread(slot)
         for block in targets:
             if self.rng.random() < 0.5:
                 runner._pool[block] = self.rng.randrange(self.vocab_size)
@@ -190,7 +228,7 @@ class Traffic:
         quarantined: tuple[int, ...] = ()
         slot = None if record is None else record.slot
         if slot is not None and batch.phase[slot] == Phase.RECEIVING and self.rng.random() < 0.5:
-            quarantined = tuple(batch.blocks(slot)[int(batch.done[slot]) // self.size :])
+            quarantined = tuple(self.unread(slot))
             self.quarantined.append(quarantined)
         ends = [handle] if handle in self.asked or handle in self.to_embed else []
         if requests.get(id_of(handle)) is not None:
@@ -273,10 +311,28 @@ class Traffic:
         for handle, announcements in self.leases.items():
             for part in announcements:
                 assert pool.generations[list(part.blocks)].tolist() == list(part.generations), f"lease of {handle}"
-                for index, block in enumerate(part.blocks, part.first_index):
+                for (number, index), block in zip(
+                    self.announceable(handle)[part.first_index :], part.blocks, strict=False
+                ):
                     tokens = self.prompts[handle][index * self.size : (index + 1) * self.size]
                     assert runner._pool[block, 0, : len(tokens)].tolist() == tokens, f"announced blocks of {handle}"
+                    assert runner._pool[block, 1, 0] == index * self.size + number * SLICE_APART, f"slice of {handle}"
         return stepped
+
+    def announceable(self, handle: int) -> list[tuple[int, int]]:
+        """What a consumer's first token sees of a prompt: numbers of slices and indices of blocks, in order."""
+        length = len(self.prompts[handle])
+        return self.seen_after(length, -(-length // self.size))
+
+    def seen_after(self, length: int, num_blocks: int) -> list[tuple[int, int]]:
+        """What the token after so many sees of the first blocks: numbers of slices and indices of blocks."""
+        kept = 1 if self.groups is None else self.groups.sizes[0]  # whatever is seen of them
+        return [
+            (number, index)
+            for index in range(num_blocks)
+            for number, window in enumerate(self.oracle.windows)
+            if number < kept or window is None or (index + 1) * self.size > length - window + 1
+        ]
 
     def settle(self) -> None:
         """Brings whatever was begun to its end."""
@@ -340,11 +396,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="random traffic through an engine, with all checks after each step")
     parser.add_argument("--seeds", type=int, default=1000, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first one")
+    parser.add_argument("--slices", action="store_true", help="layers have windows of their own")
     arguments = parser.parse_args()
     failed = 0
     for seed in range(arguments.first, arguments.first + arguments.seeds):
         try:
-            Traffic(seed).run()
+            Traffic(seed, arguments.slices).run()
         except Exception:
             failed += 1
             traceback.print_exc()

@@ -7,6 +7,7 @@ from itertools import count
 import numpy as np
 
 from kvtransfer.ids import AttemptId, GatewayId, WorkerId
+from kvtransfer.layer_groups import LayerGroups
 from kvtransfer.messages import Announcement
 from services.config import Pooling
 from services.engine.engine import Engine
@@ -176,10 +177,17 @@ def make_engine(
     window: int | None = None,
     depth: int = 0,
     nan_token: int | None = None,
+    groups: LayerGroups | None = None,
 ) -> Driven:
     """An engine with the decode policy, unless told otherwise. With a pipeline, steps run as late as they may."""
     runner = SimulatedRunner(
-        num_blocks, block_size, vocab_size=vocab_size, window=window, late=depth > 0, nan_token=nan_token
+        num_blocks,
+        block_size,
+        vocab_size=vocab_size,
+        window=window,
+        late=depth > 0,
+        nan_token=nan_token,
+        groups=groups,
     )
     driven = Driven(
         Engine(
@@ -196,10 +204,23 @@ def make_engine(
 
 
 def reference(
-    prompt: list[int], num_tokens: int, *, block_size: int = 4, vocab_size: int = 1000, **sampling
+    prompt: list[int],
+    num_tokens: int,
+    *,
+    block_size: int = 4,
+    vocab_size: int = 1000,
+    groups: LayerGroups | None = None,
+    **sampling,
 ) -> list[int]:
     """What a request generates when it is alone, uncached and computed in one piece."""
-    driven = make_engine(num_blocks=256, block_size=block_size, scheduler=DecodeScheduler(4096), vocab_size=vocab_size)
+    num_blocks = 256 * (1 if groups is None else groups.num_slices)
+    driven = make_engine(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        scheduler=DecodeScheduler(4096),
+        vocab_size=vocab_size,
+        groups=groups,
+    )
     handle = driven.submit(prompt, num_tokens, **sampling)
     driven.run()
     return driven.tokens[handle]

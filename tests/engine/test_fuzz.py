@@ -9,6 +9,9 @@ import pytest
 from kvtransfer.ids import AttemptId
 from services.engine.blocks.deferred_frees import DeferredFrees
 from services.engine.blocks.prefix_cache import PrefixCache
+from services.engine.blocks.sliced_cache import SlicedCache
+from services.engine.blocks.sliced_parts import SlicedBlocks
+from services.engine.blocks.sliced_pool import SlicedPool
 from services.engine.sequences.block_tables import BlockTables
 from services.engine.sequences.queued_groups import QueuedGroups
 from services.protocol.contents import Contents, Namespace
@@ -20,18 +23,25 @@ PER_TEST = 50
 TO_FIND = 60  # seeds
 
 
-def run_seeds(first: int, count: int) -> None:
+def run_seeds(first: int, count: int, *, in_slices: bool = False) -> None:
     for seed in range(first, first + count):
         try:
-            Traffic(seed).run()
+            Traffic(seed, in_slices).run()
         except Exception as error:
-            raise AssertionError(f"python -m tests.engine.fuzz --first {seed} --seeds 1") from error
+            option = " --slices" if in_slices else ""
+            raise AssertionError(f"python -m tests.engine.fuzz --first {seed} --seeds 1{option}") from error
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("first", first_of(2, range(0, 400, PER_TEST)))
 def test_blocks_states_and_tokens_are_right_whatever_happens(first: int):
     run_seeds(first, PER_TEST)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("first", range(0, 400, 10))
+def test_layers_with_windows_of_their_own(first: int):
+    run_seeds(first, 10, in_slices=True)
 
 
 def test_the_seeds_cover_what_can_happen():
@@ -49,7 +59,7 @@ def test_the_oracle_says_what_an_engine_says():
     rng = random.Random(5)
     for length in (1, 4, 7, 20):
         prompt, seed = [rng.randrange(1000) for _ in range(length)], rng.randrange(2**64)
-        said = Oracle(1000, None, 256).says(prompt, 12, seed, ())
+        said = Oracle(1000, (None,), 256).says(prompt, 12, seed, ())
         assert said == reference(prompt, 12, seed=seed, temperature=1.0)
 
 
@@ -81,10 +91,10 @@ def find_pending_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look-up takes blocks for hits that are still being computed or read."""
     match = PrefixCache.match
 
-    def matched(cache: PrefixCache, contents: Contents, namespace: Namespace) -> object:
+    def matched(cache: PrefixCache, contents: Contents, namespace: Namespace, position: int | None = None) -> object:
         pending, cache._pending = cache._pending, [False] * len(cache._pending)
         try:
-            return match(cache, contents, namespace)
+            return match(cache, contents, namespace, position)
         finally:
             cache._pending = pending
 
@@ -108,3 +118,34 @@ def test_a_planted_bug_is_found(plant: Callable[[pytest.MonkeyPatch], None], mon
     plant(monkeypatch)
     with pytest.raises(AssertionError):
         run_seeds(0, TO_FIND)
+
+
+def hit_without_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look-up takes nodes for hits that have lost what the next token sees."""
+    monkeypatch.setattr(SlicedCache, "match", PrefixCache.match)
+
+
+def pass_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices are freed one token before the window has passed them."""
+    unseen = SlicedBlocks.unseen
+    monkeypatch.setattr(SlicedBlocks, "unseen", lambda parts, positions: unseen(parts, np.asarray(positions) + 1))
+
+
+def share_what_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cached block takes over slices that other sequences have in their tables, too."""
+    replace = SlicedPool.replace
+
+    def replaced(pool: SlicedPool, block: int, twin: int, unseen: np.ndarray) -> np.ndarray | None:
+        shared = pool._references[block :: pool.parts.num_ids] > 1
+        pool._references[block :: pool.parts.num_ids][shared] = 1
+        return replace(pool, block, twin, unseen)
+
+    monkeypatch.setattr(SlicedPool, "replace", replaced)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("plant", [hit_without_slices, pass_too_early, share_what_is_replaced])
+def test_a_bug_of_slices_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch):
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        run_seeds(0, TO_FIND, in_slices=True)

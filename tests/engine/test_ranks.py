@@ -104,13 +104,13 @@ def whole_runner(directory: Path) -> TorchRunner:
     return TorchRunner(config, weights, NUM_BLOCKS, BLOCK_SIZE, fused=False)
 
 
-def rows_of(prompts: list[list[int]]) -> list[Row]:
+def rows_of(prompts: list[list[int]], num_slices: int) -> list[Row]:
     """Each with blocks enough, scattered over the pool."""
     free = np.random.default_rng(0).permutation(NUM_BLOCKS).astype(np.int32)
-    each = NUM_BLOCKS // len(prompts)
+    blocks = free.reshape(len(prompts), num_slices, -1) if num_slices > 1 else free.reshape(len(prompts), -1)
     return [
-        Row(tokens=list(prompt), blocks=free[index * each : (index + 1) * each], num_prompt=len(prompt))
-        for index, prompt in enumerate(prompts)
+        Row(tokens=list(prompt), blocks=own, num_prompt=len(prompt))
+        for prompt, own in zip(prompts, blocks, strict=True)
     ]
 
 
@@ -147,10 +147,10 @@ def test_ranks_compute_together_what_one_worker_computes(model: tuple[Path, int]
     """The tokens of `transformers`, and the KV of one worker: each rank the heads that its byte range has."""
     directory, size = model
     reference, whole, ranks = Reference(directory), whole_runner(directory), Ranks(directory, size)
-    prompts = prompts_of([5, 40])
+    prompts, num_slices = prompts_of([5, 40]), whole.layout.num_slices
     expected = [reference.tokens(prompt, NUM_TOKENS) for prompt in prompts]
-    assert [row.generated for row in run(whole, rows_of(prompts), NUM_TOKENS)] == expected
-    for rows in ranks.do(lambda rank: run(ranks.runners[rank], rows_of(prompts), NUM_TOKENS)):
+    assert [row.generated for row in run(whole, rows_of(prompts, num_slices), NUM_TOKENS)] == expected
+    for rows in ranks.do(lambda rank: run(ranks.runners[rank], rows_of(prompts, num_slices), NUM_TOKENS)):
         assert [row.generated for row in rows] == expected
     kv = as_tensor(whole, blocks_of(whole))
     for config, runner in zip(ranks.configs, ranks.runners, strict=True):
@@ -165,7 +165,7 @@ def test_ranks_compute_together_what_one_worker_computes(model: tuple[Path, int]
 def test_a_whole_workers_blocks_are_continued_by_ranks(model: tuple[Path, int]) -> None:
     directory, size = model
     whole, ranks, prompts = whole_runner(directory), Ranks(directory, size), prompts_of([5, 40])
-    begun = run(whole, rows_of(prompts), 1)
+    begun = run(whole, rows_of(prompts, whole.layout.num_slices), 1)
     for config, runner in zip(ranks.configs, ranks.runners, strict=True):
         blocks_of(runner)[:] = blocks_of(whole)[:, byte_range(whole, config)]
     expected = [Reference(directory).tokens(prompt, NUM_TOKENS) for prompt in prompts]
@@ -178,7 +178,8 @@ def test_the_blocks_of_ranks_are_continued_by_a_whole_worker(model: tuple[Path, 
     """They cover its blocks: it starts with others' numbers in them."""
     directory, size = model
     whole, ranks, prompts = whole_runner(directory), Ranks(directory, size), prompts_of([5, 40])
-    begun = ranks.do(lambda rank: run(ranks.runners[rank], rows_of(prompts), 1))[0]
+    num_slices = whole.layout.num_slices
+    begun = ranks.do(lambda rank: run(ranks.runners[rank], rows_of(prompts, num_slices), 1))[0]
     as_numbers = blocks_of(whole).view(np.float32)
     as_numbers[:] = np.nan
     for config, runner in zip(ranks.configs, ranks.runners, strict=True):

@@ -116,8 +116,8 @@ class _TrieThatLinksTwice(PrefixCache):
 
 
 class _ChunkwiseTables(BlockTables):
-    def allocate(self, cached: np.ndarray, num_blocks: int, watermark: int) -> np.ndarray | None:
-        return super().allocate(cached, max(num_blocks, len(cached)), watermark)
+    def allocate(self, cached: np.ndarray, num_blocks: int, watermark: int, unseen: np.ndarray) -> np.ndarray | None:
+        return super().allocate(cached, max(num_blocks, len(cached)), watermark, unseen)
 
 
 class _ChunkwiseNodes(CacheNodes):

@@ -3,8 +3,13 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from kvtransfer.ids import AttemptId
 from kvtransfer.transports.base import BlockRead
+from services.engine.blocks.block_pool import BlockPool
+from services.engine.blocks.sliced_pool import SlicedPool
+from services.engine.runner.base import StepTokens
 from services.engine.sequences.batch_state import Phase
 from services.engine.sequences.request import Kind
 from services.engine.sequences.request_table import State
@@ -17,8 +22,8 @@ _COMPUTING, _DECODING, _RECEIVING = int(Phase.PREFILL), int(Phase.DECODE), int(P
 class _Seen:
     """Who holds what, found by looking at every slot and queue."""
 
-    holders: Counter[int]  # by block
-    in_use: set[int] = field(default_factory=set)  # blocks that steps read and write
+    holders: Counter[int]  # by part of a block, see `parts.py`
+    in_use: set[int] = field(default_factory=set)  # parts that steps read and write
     being_made: set[int] = field(default_factory=set)  # blocks whose nodes must be pending
     producing: set[AttemptId] = field(default_factory=set)
     receiving: set[AttemptId] = field(default_factory=set)
@@ -40,18 +45,21 @@ def _look(worker: WorkerProcess) -> _Seen:
     batch = sequences.batch
     requests = sequences.requests
     leased, parked = requests.in_state(State.LEASED), requests.in_state(State.PARKED)
-    seen = _Seen(Counter(sequences.tables._quarantined))
+    pool = sequences.pool
+    quarantined = np.array(sorted(sequences.tables._quarantined), dtype=np.int32)
+    seen = _Seen(Counter(pool.parts.parts_with(quarantined).tolist()))
     seen.producing.update(request.id for request in leased)
     seen.receiving.update(request.id for request in parked)
     for slot, phase in enumerate(batch.phase.tolist()):
         if not phase:
             continue
         blocks, request = batch.blocks(slot), batch.request(slot)
-        seen.holders.update(blocks)
+        held = pool.parts.held(batch.table(slot), batch.unseen[slot]).tolist()
+        seen.holders.update(held)
         if phase == _RECEIVING:
             seen.receiving.add(request.id)
         else:
-            seen.in_use.update(blocks)
+            seen.in_use.update(held)
         if request.kind is Kind.PRODUCE:
             seen.producing.add(request.id)
         if phase != _DECODING:
@@ -60,14 +68,28 @@ def _look(worker: WorkerProcess) -> _Seen:
     for referenced in (*leases, *(blocks for _, blocks, _ in sequences.frees._waiting)):
         seen.holders.update(referenced.tolist())
     for step in worker.runner._launched:
-        for table, seq_len in zip(step.tokens.block_tables.tolist(), step.tokens.seq_lens.tolist(), strict=True):
-            seen.in_use.update(table[: -(-seq_len // sequences.batch.block_size)])
+        seen.in_use.update(_parts_in_use(pool, step.tokens))
     for request in requests.in_state(State.WAITING):
         if request.kind is Kind.PRODUCE:
             seen.producing.add(request.id)
         elif request.kind is Kind.CONSUME:
             seen.receiving.add(request.id)
     return seen
+
+
+def _parts_in_use(pool: BlockPool, step: StepTokens) -> set[int]:
+    """What a step reads and writes."""
+    found: set[int] = set()
+    size = pool.cache.block_size
+    for table, seq_len, count in zip(step.block_tables, step.seq_lens, np.diff(step.query_starts), strict=True):
+        num_blocks = -(-int(seq_len) // size)
+        if isinstance(pool, SlicedPool):
+            rows = table.reshape(pool.parts.slices_per_block, -1).T[:num_blocks]
+            seen = pool.parts.wanted(num_blocks, pool.parts.unseen(int(seq_len - count)))
+            found.update(pool.parts.part_of[rows[seen]].tolist())
+        else:
+            found.update(table[:num_blocks].tolist())
+    return found
 
 
 def _check_places(worker: WorkerProcess) -> None:
@@ -103,16 +125,18 @@ def _check_owners(worker: WorkerProcess, seen: _Seen) -> None:
 def _check_pending_nodes(worker: WorkerProcess, seen: _Seen) -> None:
     """A pending node has an owner that is computing or reading its block."""
     cache = worker.core.engine.sequences.pool.cache
-    pending = {block for block in range(worker.runner.num_blocks) if cache.is_pending(block)}
+    pending = {block for block in range(len(cache.is_node)) if cache.is_pending(block)}
     if pending != seen.being_made:
         raise Violation(f"{worker} has pending nodes {pending}, being made are {seen.being_made}")
 
 
 def _check_destinations(worker: WorkerProcess, seen: _Seen, open_reads: list[BlockRead]) -> None:
     """Where a read may still land there is nothing else: its own sequence, or quarantine."""
-    destinations = [block for read in open_reads for block in read.destination.tolist()]
-    if len(set(destinations)) != len(destinations):
+    slices = [block for read in open_reads for block in read.destination.tolist()]
+    if len(set(slices)) != len(slices):
         raise Violation(f"{worker} has two reads into one block")
+    pool = worker.core.engine.sequences.pool
+    destinations = pool.parts.part_of[slices].tolist() if isinstance(pool, SlicedPool) else slices
     if taken := seen.in_use.intersection(destinations):
         raise Violation(f"{worker} uses blocks {taken}, to which an open read may still write")
     if given := set(destinations) - set(seen.holders):

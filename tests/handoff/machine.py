@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from kvtransfer.layer_groups import LayerGroups
 from tests.handoff.processes import MAX_MODEL_LEN, Ask, Parts, Sizes
 from tests.handoff.settling import run_fairly, settle
 from tests.handoff.world import SHIPPED, World
@@ -69,6 +70,7 @@ _EVENTS = {
     "kill": 0.3,
     "kill gateway": 0.1,
 }
+SLICES = LayerGroups((None, 5, 3), (((0,),), ((1,), (2,)), ((3,),)))  # groups of layers
 _ALWAYS = ("deliver", "step", "ask")
 
 
@@ -77,6 +79,7 @@ class _WorldMachine(RuleBasedStateMachine):
 
     parts: Parts = SHIPPED
     deepest = 1  # pipeline
+    groups: LayerGroups | None = None  # of the model's layers
 
     @initialize(
         workers=st.sampled_from(_TOPOLOGIES),
@@ -90,7 +93,7 @@ class _WorldMachine(RuleBasedStateMachine):
         self, workers: tuple[str, ...], num_gateways: int, num_blocks: int, max_num_seqs: int, chunk: int, depth: int
     ) -> None:
         """A world of some shape."""
-        sizes = Sizes(num_blocks, max_num_seqs, chunk, min(depth, self.deepest))
+        sizes = Sizes(num_blocks, max_num_seqs, chunk, min(depth, self.deepest), self.groups)
         self.world = World(workers, num_gateways=num_gateways, parts=self.parts, sizes=sizes)
 
     def teardown(self) -> None:
@@ -125,6 +128,12 @@ class StretchMachine(_WorldMachine):
             world.connect()
         elif things := world.things(kind):
             choose.choice(things)()
+
+
+class SlicesMachine(StretchMachine):
+    """Stretches with a model whose layers have windows of 3 tokens, 5 and none."""
+
+    groups = SLICES
 
 
 def _any_ask(choose: random.Random, popular: Sequence[tuple[int, ...]]) -> Ask:

@@ -14,6 +14,7 @@ import numpy as np
 from kvtransfer.consumer import Consumer, ConsumerLimits
 from kvtransfer.handles import HandleMarks
 from kvtransfer.ids import GatewayId, WorkerId
+from kvtransfer.layer_groups import LayerGroups
 from kvtransfer.messages import EndReason
 from kvtransfer.moved import Moved
 from kvtransfer.producer import Producer
@@ -72,10 +73,16 @@ class Parts:
 class Sizes:
     """How tiny everything is."""
 
-    num_blocks: int = 8
+    num_blocks: int = 8  # whole ones
     max_num_seqs: int = 4
     chunk: int = 4  # tokens of a step
     depth: int = 0  # of the step loop's pipeline; with one, steps run as late as they may
+    groups: LayerGroups | None = None  # of the model's layers
+
+    @property
+    def num_slices(self) -> int:
+        """Of all blocks."""
+        return self.num_blocks * (1 if self.groups is None else self.groups.num_slices)
 
 
 class WorkerProcess:
@@ -87,7 +94,8 @@ class WorkerProcess:
         self.worker_id = worker_id
         self.alive = True
         self.gateways: dict[GatewayId, GatewayStream] = {}  # by gateway: the stream that counts
-        self.runner = SimulatedRunner(sizes.num_blocks, BLOCK_SIZE, late=sizes.depth > 0)
+        self.sizes = sizes
+        self.runner = SimulatedRunner(sizes.num_slices, BLOCK_SIZE, late=sizes.depth > 0, groups=sizes.groups)
         scheduler = (
             PrefillScheduler(sizes.chunk)
             if role is WorkerRole.PREFILL
@@ -101,7 +109,9 @@ class WorkerProcess:
             eos_token_ids=(),
             pipeline_depth=sizes.depth,
         )
-        pool = BlockPool(sizes.num_blocks, parts.cache(sizes.num_blocks, BLOCK_SIZE))
+        pool = engine.sequences.pool
+        if sizes.groups is None:
+            pool = BlockPool(sizes.num_blocks, parts.cache(sizes.num_blocks, BLOCK_SIZE))
         engine.sequences = parts.sequences(engine.sequences.batch, pool, engine._outputs, ())
         marks = parts.marks()
         producer, consumer = parts.producer(worker_id, marks), parts.consumer(LIMITS)
@@ -119,16 +129,16 @@ class WorkerProcess:
             pairs_by=("", 1),
             transports=frozenset({"memory"}),
             block_size=BLOCK_SIZE,
-            num_blocks=self.runner.num_blocks,
+            num_blocks=self.sizes.num_blocks,
             max_model_len=MAX_MODEL_LEN,
             load=Load(),
         )
 
 
 @cache
-def model_says(prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+def model_says(prompt: tuple[int, ...], count: int, groups: LayerGroups | None = None) -> tuple[int, ...]:
     """The tokens that follow a prompt."""
-    return tuple(reference(list(prompt), count))
+    return tuple(reference(list(prompt), count, groups=groups))
 
 
 @dataclass(frozen=True)
@@ -143,10 +153,11 @@ class Ask:
     alone: bool = False  # on a decode worker, without handoff
     turn: int = 0
     num_choices: int = 1
+    groups: LayerGroups | None = None  # of the model that is asked
 
     def expected(self) -> tuple[int, ...]:
         """All tokens of the answer."""
-        tokens = model_says(self.prompt, self.max_tokens)[: self.stop_string_at]
+        tokens = model_says(self.prompt, self.max_tokens, self.groups)[: self.stop_string_at]
         stops = self._stop_token_ids()
         return next((tokens[: index + 1] for index, token in enumerate(tokens) if token in stops), tokens)
 
@@ -157,7 +168,7 @@ class Ask:
         return GenerationRequest("", (capsule,) * self.num_choices, self.timeout_s, self.num_choices)
 
     def _stop_token_ids(self) -> tuple[int, ...]:
-        return () if self.stop_token_at is None else (model_says(self.prompt, self.stop_token_at)[-1],)
+        return () if self.stop_token_at is None else (model_says(self.prompt, self.stop_token_at, self.groups)[-1],)
 
 
 @dataclass(eq=False)

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
+from kvtransfer.layer_groups import LayerGroups
 from tests.handoff import schedules
-from tests.handoff.machine import PROMPTS, HandoffMachine, StretchMachine, search
+from tests.handoff.machine import PROMPTS, SLICES, HandoffMachine, SlicesMachine, StretchMachine, search
 from tests.handoff.processes import Ask, Sizes
 from tests.handoff.settling import settle
 from tests.handoff.wires import Break
@@ -19,7 +20,11 @@ from tests.handoff.world import SHIPPED, World
 
 @pytest.mark.parametrize(
     ("machine", "num_examples", "num_steps"),
-    [pytest.param(HandoffMachine, 25, 40, id="moves"), pytest.param(StretchMachine, 25, 3, id="stretches")],
+    [
+        pytest.param(HandoffMachine, 25, 40, id="moves"),
+        pytest.param(StretchMachine, 25, 3, id="stretches"),
+        pytest.param(SlicesMachine, 10, 3, id="slices"),
+    ],
 )
 def test_no_interleaving_breaks_the_handoff(
     machine: type[RuleBasedStateMachine], num_examples: int, num_steps: int
@@ -31,10 +36,11 @@ def test_no_interleaving_breaks_the_handoff(
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("seed", range(6))
-def test_without_faults_all_complete_in_tiny_pools(seed: int, depth: int) -> None:
+@pytest.mark.parametrize("groups", [None, SLICES])
+def test_without_faults_all_complete_in_tiny_pools(groups: LayerGroups | None, seed: int, depth: int) -> None:
     """Prompts that share prefixes, more than fit at once, in any order of events: no deadlock, no failure."""
     choose = random.Random(seed)
-    world = World(num_gateways=2, sizes=Sizes(7, 3, choose.choice([2, 4]), depth))
+    world = World(num_gateways=2, sizes=Sizes(7, 3, choose.choice([2, 4]), depth, groups))
     for turn in range(12):
         prompt = choose.choice(PROMPTS)
         world.ask(Ask(prompt, choose.randint(1, 5), alone=choose.random() < 0.2, turn=turn), gateway=turn % 2)

@@ -6,6 +6,7 @@ looks at everything that was said and, unless told not to, inside the workers (`
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -249,7 +250,7 @@ class World:
 
     def ask(self, ask: Ask, gateway: int = 0) -> Client:
         """A client's request comes to a gateway."""
-        return self.gateways[gateway].ask(ask)
+        return self.gateways[gateway].ask(replace(ask, groups=self._sizes.groups))
 
     def leave(self, gateway: GatewayNode, client: Client) -> None:
         """A client goes away."""
@@ -365,7 +366,7 @@ class World:
         for row in frame.rows():
             ask = asks[row.handle]
             index = row.position - len(ask.prompt)
-            right = model_says(ask.prompt, ask.max_tokens)[index : index + len(row.tokens)]
+            right = model_says(ask.prompt, ask.max_tokens, ask.groups)[index : index + len(row.tokens)]
             if tuple(row.tokens) != right:
                 raise Violation(f"{worker} says {row.tokens} for {ask}, position {index}, not {right}: wrong tokens")
 

@@ -10,21 +10,27 @@ Blocks are freed tail-first, so in the queue a node's children stand before it a
 sequence with an attention window frees its first blocks while it runs; to evict one of those takes all nodes below it
 out of the cache, also those of referenced blocks: no lookup could reach them any more.
 A block's generation is raised when the block is allocated for new content, never while it is referenced.
+
+Here a block is one part and one slice. Where layers have different windows, it has several: see `sliced_pool.py`.
 """
 
 import numpy as np
 
 from services.engine.blocks.eviction_queue import EvictionQueue
+from services.engine.blocks.parts import WholeBlocks
 from services.engine.blocks.prefix_cache import PrefixCache
 
 
 class BlockPool:
     """Reference counts, generations and the order of reuse, for block ids 0 to num_blocks - 1."""
 
+    parts: WholeBlocks  # of blocks
+
     def __init__(self, num_blocks: int, cache: PrefixCache) -> None:
         self.num_blocks = num_blocks
         self.generations = np.zeros(num_blocks, dtype=np.uint64)  # registered with transports: never reallocated
         self.cache = cache
+        self.parts = WholeBlocks()
         self._references = np.zeros(num_blocks, dtype=np.int32)
         self._free = np.arange(num_blocks, dtype=np.int32)[::-1].copy()
         self._num_free = num_blocks
@@ -37,10 +43,11 @@ class BlockPool:
         """Blocks that can be allocated now."""
         return self._num_free + len(self._evictable)
 
-    def allocate(self, count: int) -> np.ndarray | None:
-        """Allocates int32[count] blocks with one reference each, all or none; evicts cached ones where it must.
+    def allocate(self, count: int, unseen: np.ndarray | None = None) -> np.ndarray | None:
+        """Allocates int32[count] blocks with one reference to each part, all or none; evicts cached ones where it must.
 
-        None, and no change, where there are too few.
+        unseen: see `parts.py`, counted from the first of these blocks; None: all their parts are needed. Returns None,
+        and changes nothing, where there are too few.
         """
         if count > self.available:
             return None
@@ -70,6 +77,15 @@ class BlockPool:
         freed = unreferenced[~cached]
         self._free[self._num_free : self._num_free + len(freed)] = freed
         self._num_free += len(freed)
+
+    def replace(self, block: int, twin: int, unseen: np.ndarray) -> np.ndarray | None:
+        """References, for a sequence that has a block, the cached block with the same content in its place.
+
+        unseen: counted from this block. Returns the parts of the block that the sequence is to free. None, and no
+        change, where the twin has not all that the sequence needs.
+        """
+        self.reference(np.array([twin], dtype=np.int32))
+        return np.array([block], dtype=np.int32)
 
     def touch(self, blocks: np.ndarray) -> None:
         """Moves evictable blocks, nearest first, to the end of the queue: none is evicted before the one below it."""

@@ -122,10 +122,11 @@ class PrefixCache:
         """True when the block has a node that is not ready."""
         return self._pending[block]
 
-    def match(self, contents: Contents, namespace: Namespace = COMMON) -> Match:
+    def match(self, contents: Contents, namespace: Namespace = COMMON, position: int | None = None) -> Match:
         """Finds the longest ready prefix of contents with n positions, at most ⌊(n - 1) / block_size⌋ blocks.
 
-        So at least the last token is always computed, and there are logits to sample from.
+        So at least the last token is always computed, and there are logits to sample from. position: of the first token
+        that is to be computed, if it is not the one after the prefix; here each node has all that any token sees.
         """
         token_ids, marks = contents.token_ids, contents.marks(self.block_size)
         limit = (len(token_ids) - 1) // self.block_size

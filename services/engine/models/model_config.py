@@ -4,6 +4,7 @@ import math
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Self
 
+from kvtransfer.layer_groups import divide_layers
 from kvtransfer.layout import KvLayout
 from services.engine.models.rope_settings import Rope
 from services.engine.models.settings import ConfigSettings
@@ -123,6 +124,12 @@ class ModelConfig:
         return self.windows or self.window
 
     @property
+    def hiding_windows(self) -> tuple[int | None, ...]:
+        """Returns the window of each layer where they differ, None for one that hides nothing of any sequence."""
+        longest = self.longest_sequence
+        return tuple(None if window is None or window >= longest else window for window in self.windows)
+
+    @property
     def whole(self) -> "ModelConfig":
         """Returns the configuration of the whole model."""
         return self if self.sharded is None else self.sharded.whole
@@ -167,19 +174,21 @@ def _nth_part(index: int, parts: int, length: int) -> range:
     return range(index * each, (index + 1) * each)
 
 
-def layout_of(config: ModelConfig, block_size: int, dtype: str) -> KvLayout:
+def layout_of(config: ModelConfig, block_size: int, dtype: str, *, in_slices: bool = False) -> KvLayout:
     """Returns the geometry of a model's KV blocks. Those of a model that keeps no KV are the least that a pool can
-    have.
+    have. in_slices: whether layers with different windows have memory of their own.
     """
     if not config.is_causal:
         return KvLayout(num_layers=1, num_kv_heads=1, head_dim=1, block_size=block_size, dtype=dtype)
+    groups = divide_layers(config.hiding_windows) if in_slices else None
     return KvLayout(
-        num_layers=config.num_layers,
+        num_layers=config.num_layers if groups is None else groups.num_layers,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         block_size=block_size,
         dtype=dtype,
         num_planes=config.num_planes,
+        groups=groups,
     )
 
 

@@ -155,7 +155,9 @@ class StepTokens:
     positions: np.ndarray  # int32[T]
     query_starts: np.ndarray  # int32[R + 1]
     seq_lens: np.ndarray  # int32[R], this step's tokens included
-    block_tables: np.ndarray  # int32[R, B]; entries past a row's blocks, or of blocks freed behind a window, are 0
+    # int32[R, B]; entries past a row's blocks, or of blocks freed behind a window, are 0. Where blocks have S slices,
+    # int32[R, S * B]: the table of each slice after that of the one before.
+    block_tables: np.ndarray
     queries: np.ndarray = field(default_factory=lambda: NO_ROWS)  # int64[Q]: of which hidden states are wanted
     # int32[T], where the model tells tokens of a first text, 0, from those of a second one, 1; empty: all have type 0.
     token_types: np.ndarray = field(default_factory=lambda: NO_TYPES)
@@ -292,16 +294,16 @@ class StepOutput:
 CHECK_TOKENS = 112  # of a runner's self-check: a prompt for the kernels of many tokens, and some to decode
 
 
-def spare_blocks(num_blocks: int, block_size: int) -> range:
-    """Returns the ids of a runner's spare blocks, which have room for the self-check."""
-    return range(num_blocks, num_blocks + -(-CHECK_TOKENS // block_size))
+def spare_blocks(num_blocks: int, block_size: int, num_slices: int = 1) -> range:
+    """Returns the ids of a runner's spare blocks, or slices, which have room for the self-check."""
+    return range(num_blocks, num_blocks + -(-CHECK_TOKENS // block_size) * num_slices)
 
 
 class Runner(Protocol):
     """Executes steps over a pool of KV blocks that it owns."""
 
     layout: KvLayout
-    num_blocks: int
+    num_blocks: int  # or slices, where the layout has groups of layers
     spare_blocks: range  # ids of blocks beside these, for `SelfCheck` alone; none: nothing is computed
     vocab_size: int
     embedding_size: int  # numbers that come of a prompt that is pooled: hidden states after the last norm, or a score

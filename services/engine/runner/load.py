@@ -48,7 +48,8 @@ def load_runner(engine: EngineConfig, progress: Progress | None = None) -> Loade
         from services.engine.runner.gpu.load import load_gpu  # Triton is installed only with torch for GPUs
 
         runner, kernels, notices = load_gpu(plan, progress), DeviceKind.CUDA.value, ()
-    max_model_len = min(plan.wanted_len, runner.num_blocks * engine.block_size)
+    num_blocks = runner.num_blocks // runner.layout.num_slices
+    max_model_len = min(plan.wanted_len, num_blocks * engine.block_size)
     return LoadedModel(
         runner=runner,
         kernels=kernels,
@@ -58,7 +59,7 @@ def load_runner(engine: EngineConfig, progress: Progress | None = None) -> Loade
         max_model_len=max_model_len,
         vocab_size=plan.config.vocab_size,
         eos_token_ids=plan.eos_token_ids,
-        notices=(*plan.notices, *notices, *_length_notices(plan.wanted_len, max_model_len, runner.num_blocks)),
+        notices=(*plan.notices, *notices, *_length_notices(plan.wanted_len, max_model_len, num_blocks)),
     )
 
 

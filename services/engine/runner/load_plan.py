@@ -66,10 +66,10 @@ class LoadPlan:
         return fingerprint(self.layout, weights, rope, self._precision())
 
     def num_blocks(self, budget: int) -> int:
-        """Returns the blocks of a pool of so many bytes. Raises ModelError if these are too few."""
-        num_blocks = budget // self.layout.block_bytes
-        if num_blocks < _MIN_BLOCKS:
-            needed = _MIN_BLOCKS * self.layout.block_bytes
+        """Returns the blocks, or slices, of a pool of so many bytes. Raises ModelError if these are too few."""
+        num_blocks, least = budget // self.layout.block_bytes, _MIN_BLOCKS * self.layout.num_slices
+        if num_blocks < least:
+            needed = least * self.layout.block_bytes
             raise ModelError(f"{budget} bytes of KV memory are too little for this model: it needs at least {needed}")
         return num_blocks
 
@@ -108,7 +108,12 @@ def plan_load(engine: EngineConfig) -> LoadPlan:
         config=config,
         device=device,
         dtype=dtype,
-        layout=kv_layout(config, engine.block_size, dtype if scales is None else torch.float8_e4m3fn),
+        layout=kv_layout(
+            config,
+            engine.block_size,
+            dtype if scales is None else torch.float8_e4m3fn,
+            in_slices=device == _CPU,  # kernels of GPUs take one block table for all layers
+        ),
         kv_scales=scales,
         wanted_len=longest,
         eos_token_ids=eos_token_ids,
@@ -150,9 +155,9 @@ def _rope_notices(config: ModelConfig, longest: int) -> tuple[str, ...]:
     return ()
 
 
-def kv_layout(config: ModelConfig, block_size: int, dtype: torch.dtype) -> KvLayout:
-    """Returns the geometry of a model's KV blocks."""
-    return layout_of(config, block_size, dtype_name(dtype))
+def kv_layout(config: ModelConfig, block_size: int, dtype: torch.dtype, *, in_slices: bool = False) -> KvLayout:
+    """Returns the geometry of a model's KV blocks, see `layout_of`."""
+    return layout_of(config, block_size, dtype_name(dtype), in_slices=in_slices)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

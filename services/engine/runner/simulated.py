@@ -1,7 +1,8 @@
 """A stand-in for a model, exact and fast: for tests of everything around the model, and for benchmarks.
 
 It keeps a real pool of KV blocks and stores each token and its position there. The next token is a hash of the content
-of a sequence's blocks, so a block that is stale, misplaced, torn or not moved changes the tokens that follow.
+of a sequence's blocks, so a block that is stale, misplaced, torn or not moved changes the tokens that follow. With
+groups of layers that is true of each slice, as far as the window of its group reaches.
 """
 
 from collections import deque
@@ -11,6 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from kvtransfer.block_memory import HostBlocks
+from kvtransfer.layer_groups import LayerGroups
 from kvtransfer.layout import KvLayout
 from services.engine.runner.base import (
     NOT_FINITE,
@@ -27,6 +29,7 @@ from services.engine.runner.base import (
 from services.engine.runner.not_finite import rows_not_finite
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+SLICE_APART = 1 << 16  # the positions that a slice stores are so much higher than those of the slice before
 
 
 class SimulatedRunner:
@@ -45,10 +48,17 @@ class SimulatedRunner:
         window: int | None = None,
         late: bool = False,
         nan_token: int | None = None,
+        groups: LayerGroups | None = None,
     ) -> None:
-        self.layout = KvLayout(num_layers=1, num_kv_heads=1, head_dim=1, block_size=block_size, dtype="float32")
+        """groups: then num_blocks are slices, and there is no `window`."""
+        self.layout = KvLayout(
+            num_layers=1, num_kv_heads=1, head_dim=1, block_size=block_size, dtype="float32", groups=groups
+        )
+        self._windows = (window,)  # of each slice
+        if groups is not None:
+            self._windows = tuple(np.repeat(np.array(groups.windows, dtype=object), groups.sizes).tolist())
         self.num_blocks = num_blocks
-        self.spare_blocks = spare_blocks(num_blocks, block_size)
+        self.spare_blocks = spare_blocks(num_blocks, block_size, len(self._windows))
         self.whole_prompts = False
         self.token_types = False
         self.generates = True
@@ -99,8 +109,9 @@ class SimulatedRunner:
         counts = np.diff(step.tokens.query_starts)
         rows = np.repeat(np.arange(len(counts)), counts)
         block, offset = np.divmod(positions, self.layout.block_size)
-        self._pool[step.tokens.block_tables[rows, block], 0, offset] = token_ids
-        self._pool[step.tokens.block_tables[rows, block], 1, offset] = positions
+        for number, tables in enumerate(self._tables_of_slices(step.tokens.block_tables)):
+            self._pool[tables[rows, block], 0, offset] = token_ids
+            self._pool[tables[rows, block], 1, offset] = positions + number * SLICE_APART
         tokens = self._followers(step.tokens, step.sampled)
         tokens = self._moved_by_chance(tokens, step.sampling)
         if step.sampling.settles:
@@ -124,9 +135,13 @@ class SimulatedRunner:
 
         def spoilt(queries: np.ndarray) -> np.ndarray:
             rows = step.tokens.rows_of(queries)
-            tokens = self._content(step.tokens.block_tables[rows])[..., 0]
-            found = (tokens == nan_token) & self._seen(tokens.shape[1], step.tokens.positions[queries])
-            anywhere: np.ndarray = found.any(axis=1)
+            anywhere = np.zeros(len(queries), dtype=np.bool_)
+            for tables, window in zip(
+                self._tables_of_slices(step.tokens.block_tables[rows]), self._windows, strict=True
+            ):
+                tokens = self._content(tables)[..., 0]
+                found = (tokens == nan_token) & _seen(tokens.shape[1], step.tokens.positions[queries], window)
+                anywhere |= found.any(axis=1)
             return anywhere
 
         output.token_ids[spoilt(step.sampled)] = NOT_FINITE
@@ -140,25 +155,28 @@ class SimulatedRunner:
 
     def _followers(self, step: StepTokens, queries: np.ndarray) -> np.ndarray:
         """Returns the tokens that follow these query tokens, int32[N]."""
-        content = self._content(step.block_tables[step.rows_of(queries)])
-        mixed = (content[..., 0].astype(np.uint64) + np.uint64(1)) * _MULTIPLIER
-        mixed = (mixed ^ (mixed >> np.uint64(29))) * (content[..., 1].astype(np.uint64) * np.uint64(2) + np.uint64(1))
-        mixed[~self._seen(mixed.shape[1], step.positions[queries])] = 0
-        digest = mixed.sum(axis=1, dtype=np.uint64) * _MULTIPLIER
+        digest = np.zeros(len(queries), dtype=np.uint64)
+        tables_of_slices = self._tables_of_slices(step.block_tables[step.rows_of(queries)])
+        for tables, window in zip(tables_of_slices, self._windows, strict=True):
+            content = self._content(tables)
+            mixed = (content[..., 0].astype(np.uint64) + np.uint64(1)) * _MULTIPLIER
+            places = content[..., 1].astype(np.uint64) * np.uint64(2) + np.uint64(1)
+            mixed = (mixed ^ (mixed >> np.uint64(29))) * places
+            mixed[~_seen(mixed.shape[1], step.positions[queries], window)] = 0
+            digest += mixed.sum(axis=1, dtype=np.uint64)
+        digest *= _MULTIPLIER
         followers: np.ndarray = ((digest >> np.uint64(33)) % np.uint64(self.vocab_size)).astype(np.int32)
         return followers
+
+    def _tables_of_slices(self, tables: np.ndarray) -> list[np.ndarray]:
+        """Returns the block table of each slice, of int32[N, S * B] tables."""
+        return np.split(tables, len(self._windows), axis=1)
 
     def _content(self, tables: np.ndarray) -> np.ndarray:
         """Returns token and position at each place of the sequences with these tables, float32[N, places, 2]."""
         shape = (len(tables), tables.shape[1] * self.layout.block_size, 2)
         content: np.ndarray = self._pool[tables].transpose(0, 1, 3, 2).reshape(shape)
         return content
-
-    def _seen(self, num_places: int, positions: np.ndarray) -> np.ndarray:
-        """Returns which places a token at each of these positions sees, bool[N, places]."""
-        everywhere, last = np.arange(num_places), positions[:, None]
-        seen: np.ndarray = everywhere <= last
-        return seen if self.window is None else seen & (everywhere > last - self.window)
 
     def _moved_by_chance(self, tokens: np.ndarray, sampling: SamplingBatch) -> np.ndarray:
         """Moves tokens of rows with a temperature by a function of seed and position."""
@@ -242,3 +260,10 @@ class SimulatedRunner:
         places = np.arange(min(width, self.vocab_size), dtype=np.int32)
         ids: np.ndarray = ((expected + places) % self.vocab_size).astype(np.int32)
         return ids, -places.astype(np.float32)
+
+
+def _seen(num_places: int, positions: np.ndarray, window: int | None) -> np.ndarray:
+    """Returns which places a token at each of these positions sees, bool[N, places]."""
+    everywhere, last = np.arange(num_places), positions[:, None]
+    seen: np.ndarray = everywhere <= last
+    return seen if window is None else seen & (everywhere > last - window)

@@ -88,7 +88,7 @@ class DecodeScheduler:
         """Counts the blocks to leave for growth; none when nothing runs, or a large request would wait for ever."""
         if not sequences.requests.num_with_blocks:
             return 0
-        return max(1, int(sequences.pool.num_blocks * self._watermark))
+        return max(sequences.pool.parts.slices_per_block, int(sequences.pool.num_blocks * self._watermark))
 
 
 def _place(queued: tuple[int, bool, float, Request]) -> tuple[int, bool, float]:

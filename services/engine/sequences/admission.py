@@ -44,12 +44,19 @@ class Admitter:
     ) -> None:
         """keeps_blocks: False where nothing of a prompt is kept, so that no request has blocks."""
         self._batch = batch
+        self._pool = tables.pool
         self._requests = requests
         self._tables = tables
         self._nodes = nodes
         self._branches = branches
         self._eos_token_ids = eos_token_ids
         self._keeps_blocks = keeps_blocks
+
+    def slices_needed(self, request: Request) -> int:
+        """Slices of `blocks_needed`, all that a request may ever need at once: a preempted one is computed from its
+        first token.
+        """
+        return self.blocks_needed(request) * self._pool.parts.slices_per_block
 
     def blocks_needed(self, request: Request) -> int:
         """Blocks for the known tokens, and for the next position of each branch where that is computed here too."""
@@ -68,12 +75,18 @@ class Admitter:
         match = self._nodes.match(request)
         if self._waits_for(match, request, now):
             return Admission.WAITS_FOR_PREFIX
-        blocks = self._tables.allocate(match.blocks, self.blocks_needed(request), watermark)
+        unseen = self._unseen(request, len(match.blocks))
+        blocks = self._tables.allocate(match.blocks, self.blocks_needed(request), watermark, unseen)
         if blocks is None:
             return Admission.NO_ROOM
         request.match = None
-        self._open(request, blocks, num_cached=len(match.blocks))
+        self._open(request, blocks, len(match.blocks), unseen)
         return Admission.ADMITTED
+
+    def _unseen(self, request: Request, num_cached: int) -> np.ndarray:
+        """Returns what the first token that is computed here sees nothing of, see `WholeBlocks.unseen`."""
+        received = len(request.capsule.token_ids) if request.kind is Kind.CONSUME else 0
+        return self._pool.parts.unseen(received or num_cached * self._batch.block_size)
 
     def _waits_for(self, match: Match, request: Request, now: float) -> bool:
         """True when another sequence computes or receives the request's next block, and is expected to be sooner.
@@ -89,19 +102,21 @@ class Admitter:
         owners = receiving[batch.block_table[receiving, at] == match.pending].tolist()
         if not owners:
             return True
-        announced = batch.request(owners[0]).announced
+        earlier = batch.request(owners[0])
+        announced = self._pool.parts.num_whole(earlier.announced, batch.unseen[owners[0]])
         if request.kind is Kind.CONSUME:
-            return announced >= request.announced
+            return announced >= self._pool.parts.num_whole(request.announced, self._unseen(request, 0))
         num_uncached = len(request.capsule.token_ids) - at * batch.block_size
         return announced > at or now - request.arrival < num_uncached / _TOKENS_A_WAITED_SECOND
 
-    def _open(self, request: Request, blocks: np.ndarray, num_cached: int) -> None:
+    def _open(self, request: Request, blocks: np.ndarray, num_cached: int, unseen: np.ndarray) -> None:
         batch = self._batch
         num_shared = len(blocks) - _own_blocks(request)
         blocks, own = blocks[:num_shared], blocks[num_shared:]
         phase = Phase.RECEIVING if request.kind is Kind.CONSUME else Phase.PREFILL
-        charged = len(blocks) - num_cached if request.kind is Kind.PRODUCE else 0
+        charged = self._tables.num_fresh(num_cached, len(blocks), unseen) if request.kind is Kind.PRODUCE else 0
         slot = self._occupy(request, blocks, phase, charged)
+        batch.unseen[slot] = unseen
         batch.computed[slot] = batch.done[slot] = num_cached * batch.block_size
         batch.cached[slot] = -1 if request.started else batch.computed[slot]
         batch.num_ready[slot] = num_cached

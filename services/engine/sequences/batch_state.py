@@ -60,6 +60,7 @@ class BatchState:
         vocab_size: int = 0,
     ) -> None:
         """vocab_size: of the logits; 0: no request restricts its tokens."""
+        self.slices: np.ndarray | None = None  # see `WholeBlocks.rows`
         self.guidance = guidance
         self.vocab_size = vocab_size
         self.max_num_seqs = max_num_seqs
@@ -69,9 +70,7 @@ class BatchState:
         max_blocks = -(-max_model_len // block_size)
         slots = max_num_seqs
         self.phase = np.zeros(slots, dtype=np.int8)
-        self.serial = np.zeros(
-            slots, dtype=np.int64
-        )  # raised when a slot is freed: tells one sequence in it from the next
+        self.serial = np.zeros(slots, dtype=np.int64)  # raised when a slot is freed: tells its sequences apart
         self.features = np.zeros(slots, dtype=np.uint16)
         self.tokens = np.zeros((slots, max_model_len + 1), dtype=np.int32)
         self.flat_tokens = self.tokens.reshape(-1)  # a view; a slot's tokens begin at `token_base`
@@ -85,6 +84,7 @@ class BatchState:
         self.block_table = np.zeros((slots, max_blocks), dtype=np.int32)
         self.num_blocks = np.zeros(slots, dtype=np.int32)
         self.num_freed = np.zeros(slots, dtype=np.int32)  # leading blocks that were freed: no later token sees them
+        self.unseen = np.zeros((slots, 0), dtype=np.int64)  # by group of layers after the first, see `parts.py`
         self.num_entered = np.zeros(slots, dtype=np.int32)  # leading blocks that were entered in the prefix cache
         self.num_ready = np.zeros(slots, dtype=np.int32)  # leading blocks whose nodes are ready
         self.num_announced = np.zeros(slots, dtype=np.int32)  # leading blocks announced to a consumer
@@ -227,6 +227,7 @@ class BatchState:
         self.block_table[slot, : self.num_blocks[slot]] = 0
         self.num_blocks[slot] = 0
         self.num_freed[slot] = 0
+        self.unseen[slot] = 0
         self._free.append(slot)
 
     def blocks(self, slot: int) -> list[int]:

@@ -43,7 +43,7 @@ class Branches:
     def fork(self, slot: int) -> list[tuple[int, int]]:
         """Makes sequences of the branches of a complete prompt, whose slot is freed next. Some may have a first token.
 
-        Returns the blocks to copy before the next step: source, destination.
+        Returns the slices to copy before the next step: source, destination.
         """
         batch = self._batch
         blocks, computed = batch.blocks(slot), int(batch.computed[slot])
@@ -52,11 +52,13 @@ class Branches:
         for branch in self.take(slot):
             own = batch.blocks(branch)
             table = blocks[:num_full] + (own or blocks[num_full:])
-            self._pool.reference(np.array(table[:num_full] if own else table, dtype=np.int32))
+            shared = np.array(table[:num_full] if own else table, dtype=np.int32)
+            self._pool.reference(self._pool.parts.held(shared, batch.unseen[slot]))
             if own and computed % batch.block_size:
-                copies.append((blocks[num_full], own[0]))
+                copies += self._pool.parts.copies(blocks[num_full], own[0])
             batch.block_table[branch, : len(table)] = table
             batch.num_blocks[branch] = len(table)
+            batch.unseen[branch] = batch.unseen[slot]
             batch.computed[branch] = batch.done[branch] = computed
             batch.num_entered[branch] = batch.num_entered[slot]
             batch.num_ready[branch] = batch.num_ready[slot]

@@ -10,7 +10,7 @@ from services.engine.blocks.block_pool import BlockPool
 from services.engine.blocks.deferred_frees import DeferredFrees
 from services.engine.blocks.prefix_cache import NO_BLOCK, NO_MATCH, Match
 from services.engine.sequences.batch_state import MEDIA, BatchState
-from services.engine.sequences.request import Request
+from services.engine.sequences.request import Kind, Request
 from services.protocol.capsule import Capsule
 from services.protocol.contents import NO_MARKS
 
@@ -30,7 +30,8 @@ class CacheNodes:
         if match is None:
             capsule = request.capsule
             whole = request.needs_whole_prompt
-            match = NO_MATCH if whole else self._cache.match(capsule.contents, capsule.namespace)
+            position = len(capsule.token_ids) if request.kind is Kind.CONSUME else None
+            match = NO_MATCH if whole else self._cache.match(capsule.contents, capsule.namespace, position)
             request.match, request.matched_at = match, self._cache.version
         return match
 
@@ -116,8 +117,8 @@ class CacheNodes:
         """Enters full blocks that have no nodes; a ready twin takes a block's place in the table.
 
         So sequences that generate the same text share its blocks, and a duplicate is free at once. A pending twin may
-        become ready or be removed: the block is entered at a later step then. Below a parent that was evicted there is
-        nothing to enter.
+        become ready or be removed: the block is entered at a later step then, as one whose twin lacks a part that
+        others share. Below a parent that was evicted there is nothing to enter.
         """
         batch, size = self._batch, self._batch.block_size
         table, entered = batch.block_table[slot], int(batch.num_entered[slot])
@@ -134,7 +135,9 @@ class CacheNodes:
             if twin is not None:
                 if self._cache.is_pending(twin):
                     return
-                self._pool.reference(np.array([twin], dtype=np.int32))
+                freed = self._pool.replace(block, twin, batch.unseen[slot] - index)
+                if freed is None:
+                    return
                 table[index] = twin
-                self._frees.free(np.array([block], dtype=np.int32))
+                self._frees.free(freed)
             batch.num_entered[slot] = batch.num_ready[slot] = index + 1

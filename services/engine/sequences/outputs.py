@@ -34,10 +34,10 @@ class StepRows:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """A sequence whose blocks are to be received was admitted; the first num_cached of its blocks were cached."""
+    """A sequence whose blocks are to be received was admitted; the first num_cached of their slices were cached."""
 
     id: AttemptId
-    blocks: list[int]
+    blocks: list[int]  # their slices
     num_cached: int
 
 

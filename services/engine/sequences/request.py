@@ -37,7 +37,7 @@ class Request:
     arrival: float
     deadline: float
     paired_with: WorkerId | None = None  # the consumer, for PRODUCE; the producer, for CONSUME
-    announced: int = 0  # CONSUME: leading blocks that its producer has announced
+    announced: int = 0  # CONSUME: leading slices that its producer has announced
     work: int = 0  # tokens to compute, by what was cached when the request came
     started: bool = False  # its first row was sent before it was preempted
     branches: tuple[Branch, ...] = ()  # none: the request is a sequence itself

@@ -41,8 +41,8 @@ class Record:
     request: Request
     state: State
     slot: int | None = None  # RUNNING: that it occupies
-    leased: np.ndarray | None = None  # LEASED: int32[n] blocks
-    charged: int = 0  # PRODUCE: allocated blocks that count towards its consumer's share of the pool
+    leased: np.ndarray | None = None  # LEASED: int32[n] parts of blocks
+    charged: int = 0  # PRODUCE: allocated slices that count towards its consumer's share of the pool
 
 
 class RequestTable:
@@ -91,11 +91,11 @@ class RequestTable:
         record.request, record.slot, record.charged = request, None, 0
         self.queued_groups.add(request)
 
-    def lease(self, id: AttemptId, blocks: np.ndarray) -> None:
-        """Makes a RUNNING request LEASED, with int32[n] blocks."""
+    def lease(self, id: AttemptId, parts: np.ndarray) -> None:
+        """Makes a RUNNING request LEASED, with int32[n] parts of blocks."""
         record = self._records[id]
         self._move(record, State.LEASED)
-        record.slot, record.leased = None, blocks
+        record.slot, record.leased = None, parts
 
     def remove(self, id: AttemptId) -> Record | None:
         """Removes a request; returns its last record, None for an unknown id."""
@@ -140,7 +140,7 @@ class RequestTable:
         return len(self._running) + len(self._leased)
 
     def blocks_charged_to(self, consumer: WorkerId | None) -> int:
-        """Blocks allocated for one consumer, from admission to release; those that were cached do not count."""
+        """Slices allocated for one consumer, from admission to release; those that were cached do not count."""
         return sum(
             record.charged
             for state in (State.RUNNING, State.LEASED)

@@ -51,6 +51,8 @@ class Sequences:
         self.whole_prompts = whole_prompts
         self.batch = batch
         self.pool = pool
+        batch.slices = pool.parts.rows
+        batch.unseen = np.zeros((batch.max_num_seqs, len(pool.parts.unseen(0))), dtype=np.int64)
         self.requests = RequestTable()
         self.frees = DeferredFrees(pool)
         self.tables = BlockTables(batch, pool, self.frees, window)
@@ -92,8 +94,9 @@ class Sequences:
         if admission is Admission.ADMITTED and request.kind is Kind.CONSUME:
             slot = self.requests.slot_of(request.id)
             assert slot is not None
-            num_cached = int(self.batch.done[slot]) // self.batch.block_size
-            self._outputs.reserved.append(Reserved(request.id, self.batch.blocks(slot), num_cached))
+            unseen, num_cached = self.batch.unseen[slot], int(self.batch.done[slot]) // self.batch.block_size
+            slices = self.pool.parts.slices_of(self.batch.table(slot), 0, unseen).tolist()
+            self._outputs.reserved.append(Reserved(request.id, slices, self.pool.parts.num_slices(num_cached, unseen)))
         return admission
 
     def preempt(self, slot: int) -> None:
@@ -129,10 +132,10 @@ class Sequences:
 
     def lease(self, slot: int) -> None:
         """Frees a slot, but keeps its blocks for the consumer until `free`."""
-        id, blocks = self.batch.request(slot).id, self.batch.table(slot)
-        self.pool.reference(blocks)
+        id, held = self.batch.request(slot).id, self.pool.parts.held(self.batch.table(slot), self.batch.unseen[slot])
+        self.pool.reference(held)
         self._vacate(slot)
-        self.requests.lease(id, blocks)
+        self.requests.lease(id, held)
 
     def stop_computing(self, id: AttemptId) -> None:
         """Computes a request no further, but keeps its blocks until `free`; removes one that has none."""
@@ -145,7 +148,7 @@ class Sequences:
             self._remove(id)
 
     def free(self, id: AttemptId, quarantined: tuple[int, ...] = ()) -> None:
-        """Removes a request and frees its blocks, but for the quarantined ones. Unknown ids change nothing.
+        """Removes a request and frees its blocks, but for the quarantined slices. Unknown ids change nothing.
 
         A branch whose group is queued is taken out of the group, which ends with its last branch.
         """
@@ -160,9 +163,9 @@ class Sequences:
             self.pool.free(record.leased[::-1])
         self._remove(id)
 
-    def free_quarantined(self, blocks: tuple[int, ...]) -> None:
-        """Frees blocks that were in quarantine."""
-        self.tables.free_quarantined(blocks)
+    def free_quarantined(self, slices: tuple[int, ...]) -> None:
+        """Frees slices that were in quarantine."""
+        self.tables.free_quarantined(slices)
 
     def fail(self, request: Request, code: FailureCode, detail: str) -> None:
         """Removes a request, frees its blocks and says why in the outputs.
@@ -215,7 +218,7 @@ class Sequences:
 
     def _fail_if_too_large(self, request: Request) -> bool:
         needed, num_blocks, num_quarantined = (
-            self._admitter.blocks_needed(request),
+            self._admitter.slices_needed(request),
             self.pool.num_blocks,
             self.tables.num_quarantined,
         )
@@ -235,7 +238,7 @@ class Sequences:
             self.batch.leave_grammar(record.request)
 
     def _vacate(self, slot: int, quarantined: frozenset[int] = frozenset()) -> None:
-        """Frees a slot and its blocks but for the quarantined ones, and removes the branches that wait for its prompt.
+        """Frees a slot and its blocks but for quarantined slices, and removes the branches that wait for its prompt.
 
         The state of the slot's own request is the caller's to change.
         """

@@ -128,12 +128,13 @@ class WorkerCore:
         """Says how much there is to do here, for routers."""
         sequences, experts = self.engine.sequences, self.engine.expert_imbalance
         batch, imbalance = sequences.batch, None if experts is None else experts.latest
+        slices_per_block = sequences.pool.parts.slices_per_block
         return Load(
             running=batch.max_num_seqs - batch.num_free_slots,
             waiting=sequences.requests.num_queued,
             waiting_tokens=sequences.waiting_tokens,
-            available_blocks=sequences.pool.available,
-            quarantined_blocks=sequences.tables.num_quarantined,
+            available_blocks=sequences.pool.available // slices_per_block,
+            quarantined_blocks=-(-sequences.tables.num_quarantined // slices_per_block),
             avoid=tuple(sorted(self._state.consumer.avoid())),
             bytes_moved=self.bytes_moved,
             gc_collections=0 if self._gc_watch is None else self._gc_watch.num_collections,

@@ -130,8 +130,8 @@ class CoreState:
                 self.times.announced(id, now)
                 sequences.requests.enqueue(id, num_announced)
                 self.may_admit = True
-            case Arrived(id, num_blocks):
-                self.engine.arrived(id, num_blocks)
+            case Arrived(id, num_slices):
+                self.engine.arrived(id, num_slices)
             case Ready(id, first_tokens, moved):
                 self.times.ready(id, moved, now)
                 self.engine.ready(id, first_tokens)

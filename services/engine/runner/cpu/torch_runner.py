@@ -52,9 +52,10 @@ class TorchRunner:
         fused: bool,
         cores: CoreShare | None = None,
     ) -> None:
-        self.layout = kv_layout(config, block_size, weights.dtype)
+        self.layout = kv_layout(config, block_size, weights.dtype, in_slices=True)
         self.num_blocks = num_blocks
-        self.spare_blocks = spare_blocks(num_blocks, block_size) if config.is_causal else range(num_blocks, num_blocks)
+        num_slices = self.layout.num_slices if config.is_causal else 0
+        self.spare_blocks = spare_blocks(num_blocks, block_size, num_slices)
         self.vocab_size = config.vocab_size
         self.embedding_size = config.embedding_size
         self.window = config.window
