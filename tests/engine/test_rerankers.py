@@ -14,13 +14,9 @@ from tests.checkpoints import edit_json, write_checkpoint
 from tests.engine.oracle import prompts_of
 from tests.engine.test_embeddings import driven_over
 from tests.engine.test_scorers import load
+from tests.model_cards import QWEN3_RERANKER
 
 NO, YES = 11, 270
-ORIGINAL: dict[str, Any] = {
-    "architectures": ["Qwen3ForSequenceClassification"],
-    "classifier_from_token": ["no", "yes"],
-    "is_original_qwen3_reranker": True,
-}
 
 
 def reranker(directory: Path, *, tokens: dict[str, int] | None = None, **shape: Any) -> Path:
@@ -29,7 +25,7 @@ def reranker(directory: Path, *, tokens: dict[str, int] | None = None, **shape: 
     vocab = {"no": NO} if tokens is None else tokens
     added = [{"id": YES, "content": "yes"}] if tokens is None else []
     (directory / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}, "added_tokens": added}))
-    edit_json(directory / "config.json", **ORIGINAL)
+    edit_json(directory / "config.json", **QWEN3_RERANKER)
     return directory
 
 
@@ -39,7 +35,7 @@ def test_a_score_is_how_much_likelier_yes_is_than_no(tied: bool, tmp_path: Path)
     directory = reranker(tmp_path / "model", tie_word_embeddings=tied)
     runner, prompts = load(directory), prompts_of([1, 37, 90])
     assert (runner.embedding_size, runner.generates) == (1, False)
-    edit_json(directory / "config.json", drop=tuple(ORIGINAL), architectures=["Qwen3ForCausalLM"])
+    edit_json(directory / "config.json", drop=tuple(QWEN3_RERANKER), architectures=["Qwen3ForCausalLM"])
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64)
     driven = driven_over(runner, 13)
     for _ in range(2):

@@ -41,6 +41,7 @@ from services.gateway.text.tokenizer import Tokenizer
 from services.process.supervised import supervised
 from services.protocol.model_files.cross_encoder import CrossEncoder
 from services.protocol.model_files.info import GenerationDefaults, ModelInfo
+from services.protocol.model_files.text_preparation import UNCHANGED, TextPreparation
 from services.tls.contexts import server_context
 from services.tls.files import CertificateFiles
 from tests.gateway.console.scripted_fleet import ScriptedFleet
@@ -105,6 +106,7 @@ async def running_api(
     keeps_text: bool = False,
     generates: bool = True,
     normalizes: bool = True,
+    texts: TextPreparation = UNCHANGED,
     cross_encoder: CrossEncoder | None = None,
     special_tokens: Sequence[str] = (),
 ) -> AsyncIterator[Api]:
@@ -121,6 +123,7 @@ async def running_api(
     model = ModelInfo(tokenizer.vocab_size, 4096, defaults or GenerationDefaults(), max_logprobs=max_logprobs)
     pooling = Pooling.LAST if cross_encoder is None else cross_encoder.pooling
     model = replace(model, generates=generates, normalizes=normalizes, pooling=pooling, cross_encoder=cross_encoder)
+    model = replace(model, texts=texts)
     chat_template = None
     if template is not None:
         chat_template = ChatTemplate(

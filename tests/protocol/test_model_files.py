@@ -14,6 +14,7 @@ from services.protocol.model_files.base import ModelError
 from services.protocol.model_files.cross_encoder import CrossEncoder, PairForm
 from services.protocol.model_files.info import SAMPLING_RANGES, GenerationDefaults, model_digest, read_model_info
 from services.protocol.model_files.open import open_model
+from services.protocol.model_files.sentence_modules import read_sentence_modules
 
 CONFIG = {"vocab_size": 320, "max_position_embeddings": 512, "eos_token_id": 1}
 
@@ -168,6 +169,68 @@ def test_modules_that_are_not_there_are_refused_by_name(
 ) -> None:
     with pytest.raises(ModelError, match=named):
         read_model_info(open_model(modules_in(tmp_path, kinds, **pooling)))
+
+
+def with_file(directory: Path, name: str, **values: object) -> Path:
+    """A model with one more file of sentence-transformers."""
+    modules_in(directory, ["Transformer", "Pooling"], pooling_mode_cls_token=True)
+    (directory / name).write_text(json.dumps(values))
+    return directory
+
+
+def test_prompts_are_those_of_the_files(tmp_path: Path) -> None:
+    prompts = {"query": "Q: ", "Clustering": "C: "}
+    about = {"__version__": {"pytorch": "2"}, "similarity_fn_name": "dot", "default_prompt_name": "query"}
+    directory = with_file(tmp_path, "config_sentence_transformers.json", prompts=prompts, **about)
+    texts = read_model_info(open_model(directory)).texts
+    assert (texts.default_prompt, texts.lower_cases) == ("Q: ", False)
+    assert [texts.first_prompt(names) for names in (("document", "query"), ("clustering",), ("document",))] == [
+        "Q: ",
+        "C: ",
+        None,
+    ]
+
+
+def test_the_longest_text_and_lower_case_are_those_of_the_files(tmp_path: Path) -> None:
+    about = {"max_seq_length": 40, "do_lower_case": True, "transformer_task": "feature-extraction"}
+    directory = with_file(tmp_path, "sentence_bert_config.json", **about)
+    modules = read_sentence_modules(directory)
+    assert modules is not None
+    assert modules.max_tokens == 40
+    assert modules.texts.prepared("Groß", "A: ") == "a: groß"
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "named"),
+    [
+        ("sentence_bert_config.json", {"max_seq_length": 0}, "max_seq_length"),
+        ("sentence_bert_config.json", {"do_lower_case": 1}, "do_lower_case"),
+        ("sentence_roberta_config.json", {"query_expansion": True}, "query_expansion"),
+        ("config_sentence_transformers.json", {"prompts": {"query": 1}}, "prompts"),
+        ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "default_prompt_name"),
+        ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, "SparseEncoder"),
+        ("config_sentence_transformers.json", {"truncate_dim": 3}, "truncate_dim"),
+        ("modules.json", None, "custom_st.Transformer"),
+        ("1_Pooling/config.json", {"pooling_mode": "cls", "odd": 1}, "odd"),
+    ],
+)
+def test_what_nobody_reads_of_these_files_is_refused_by_name(
+    tmp_path: Path, name: str, values: dict[str, Any] | None, named: str
+) -> None:
+    directory = with_file(tmp_path, name, **(values or {}))
+    if values is None:
+        (directory / name).write_text(json.dumps([{"type": "custom_st.Transformer"}]))
+    with pytest.raises(ModelError, match=named):
+        read_model_info(open_model(directory))
+
+
+def test_prompts_that_are_not_pooled_are_refused(tmp_path: Path) -> None:
+    directory = with_file(tmp_path, "config_sentence_transformers.json", prompts={"query": ""})
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "cls", "include_prompt": False}))
+    assert read_model_info(open_model(directory)).pooling is Pooling.CLS
+    (directory / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": "Q: "}}))
+    with pytest.raises(ModelError, match="include_prompt"):
+        read_model_info(open_model(directory))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from services.protocol.model_files.base import ModelError, ModelFiles, naming
 from services.protocol.model_files.gguf_file import GgufFile
 from services.protocol.model_files.info import read_model_info
 from services.protocol.model_files.open import open_model
+from services.protocol.model_files.sentence_modules import read_sentence_modules
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -59,9 +60,13 @@ def check_options(engine: EngineConfig, config: ModelConfig) -> None:
 
 
 def wanted_len(engine: EngineConfig, config: ModelConfig) -> int:
-    """Returns the tokens of the longest sequence, if the pool has room for them. Raises ModelError."""
+    """Returns the tokens of the longest sequence, if the pool has room for them. Where the configuration does not say,
+    they are as many as the model has positions, or as its files for embeddings allow. Raises ModelError.
+    """
     if engine.max_model_len is None:
-        return config.max_position_embeddings
+        modules = read_sentence_modules(engine.model) if engine.model.is_dir() and not config.num_labels else None
+        longest = None if modules is None else modules.max_tokens
+        return min(config.max_position_embeddings, longest or config.max_position_embeddings)
     if engine.max_model_len > (limit := config.longest_sequence):
         raise ModelError(f"max_model_len {engine.max_model_len} is more than the model's {limit} positions")
     return engine.max_model_len

@@ -30,6 +30,7 @@ from services.gateway.api.terms import Terms
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.capsule import Capsule
+from services.protocol.model_files.text_preparation import TextPreparation
 from services.protocol.sampling import SamplingParams
 
 _SCORES_ALONE = "This model scores pairs of texts and makes no embeddings; ask it at /v1/rerank or /v1/score."
@@ -78,12 +79,16 @@ class EmbeddingRunner:
         request.check_combinations()
         return Resolved(request, model)
 
+    def texts_of(self, model: str | None) -> TextPreparation:
+        """Returns what becomes of the texts of requests for a model. Raises ApiError, 404."""
+        return self._models.resolve(model).base.texts
+
     async def run(self, asked: Resolved[EmbeddingRequest], record: RequestRecord, terms: Terms) -> EmbeddingAnswer:
         """Asks workers to embed the inputs, and collects what they answer. Raises ApiError."""
         record.parsed, request = monotonic(), asked.request
         record.model, record.ttft_slo_s = asked.model.name, terms.ttft_slo_s
         await terms.caller.check(record)
-        prompts = await self._inputs.prompts(request, await self._limits(request))
+        prompts = await self._inputs.prompts(request, await self._limits(request), asked.model.base.texts)
         num_prompt_tokens = note_prompts(prompts, record)
         self._metrics.prompt_tokens.inc(num_prompt_tokens)
         record.tokenized = monotonic()

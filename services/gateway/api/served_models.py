@@ -12,6 +12,7 @@ from services.config import Pooling
 from services.gateway.api.errors import ApiError
 from services.protocol.model_files.cross_encoder import CrossEncoder
 from services.protocol.model_files.info import GenerationDefaults, ModelInfo
+from services.protocol.model_files.text_preparation import TextPreparation
 
 AnyRequest = TypeVar("AnyRequest", covariant=True)
 
@@ -23,6 +24,7 @@ class ServedBase:
     created: in seconds since 1970. fingerprint: tells answers of another model, or of another version of this program.
     max_logprobs: alternatives of a token that a request may ask for. pooling, normalizes: of embeddings, where a
     request does not say. generates: False where it makes embeddings alone.
+    texts: what becomes of those that become embeddings.
     cross_encoder: None where a pair of texts is scored by their embeddings.
     """
 
@@ -32,6 +34,7 @@ class ServedBase:
     defaults: GenerationDefaults
     pooling: Pooling
     normalizes: bool
+    texts: TextPreparation
     generates: bool
     cross_encoder: CrossEncoder | None
     created: int
@@ -47,6 +50,7 @@ class ServedBase:
             defaults=model.generation,
             pooling=model.pooling,
             normalizes=model.normalizes,
+            texts=model.texts,
             generates=model.generates,
             cross_encoder=model.cross_encoder,
             created=int(time.time()),

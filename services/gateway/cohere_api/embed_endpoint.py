@@ -12,7 +12,13 @@ from services.gateway.api.requests.large_json import takes_long
 from services.gateway.api.requests.validation import ignored_fields, parse_request, validate_request
 from services.gateway.api.runners import Runners
 from services.gateway.api.served_models import Resolved
-from services.gateway.cohere_api.embed_request import EMBED_NEUTRAL, EmbeddingType, EmbedRequest, check_bits
+from services.gateway.cohere_api.embed_request import (
+    EMBED_NEUTRAL,
+    EmbeddedTexts,
+    EmbeddingType,
+    EmbedRequest,
+    check_bits,
+)
 from services.gateway.cohere_api.errors import in_words_of_cohere
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.limits import Limits
@@ -36,7 +42,8 @@ class CohereEmbeddings:
         body = await exchange.read_json(self._limits.max_body_bytes)
         request, asked = await side.run_if(takes_long(body), self._parse, body)
         del body
-        record.note_ignored_fields(ignored_fields(request.unknown_fields(), self._limits.strict_fields))
+        ignored = request.ignored(asked.model.base.texts)
+        record.note_ignored_fields(ignored_fields(ignored, self._limits.strict_fields))
         with in_words_of_cohere(request.names):
             async with exchange.while_connected(terms.timeout_s + READING_GRACE_S):
                 answer = await self._runner.run(asked, record, terms)
@@ -50,7 +57,8 @@ class CohereEmbeddings:
         request = parse_request(body, EmbedRequest, EMBED_NEUTRAL)
         request.check_combinations()
         with in_words_of_cohere(request.names):
-            return request, self._runner.check(validate_request(request.fields(), EmbeddingRequest, {}))
+            texts = self._runner.texts_of(request.model)
+            return request, self._runner.check(validate_request(request.fields(texts), EmbeddedTexts, {}))
 
 
 def written(answer: EmbeddingAnswer, request: EmbedRequest, answer_id: str) -> bytes:

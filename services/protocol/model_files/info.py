@@ -9,6 +9,7 @@ from services.config import Pooling
 from services.protocol.model_files.base import ModelError, ModelFiles, Settings, naming, require_int
 from services.protocol.model_files.cross_encoder import CrossEncoder, read_cross_encoder
 from services.protocol.model_files.sentence_modules import read_sentence_modules
+from services.protocol.model_files.text_preparation import UNCHANGED, TextPreparation
 from services.protocol.sampling import MAX_REPETITION, MAX_TEMPERATURE, MAX_TOP_K, MIN_REPETITION
 
 # The settings of config.json that this module reads. The engine, which refuses settings that nobody reads, knows them
@@ -52,6 +53,7 @@ class ModelInfo:
     digest: str = ""  # see model_digest; empty: unknown
     pooling: Pooling = Pooling.LAST  # of embeddings, where a request does not say
     normalizes: bool = True  # embeddings have the length 1, where a request does not say
+    texts: TextPreparation = UNCHANGED  # what becomes of texts for embeddings
     generates: bool = True  # False: it makes embeddings alone
     cross_encoder: CrossEncoder | None = None  # None: it scores a pair of texts by their embeddings
     max_logprobs: int = 20  # alternatives of a token that a request may ask for; -1: the whole vocabulary
@@ -71,6 +73,7 @@ def read_model_info(files: ModelFiles, overrides: Settings | None = None) -> Mod
             digest=model_digest(files),
             pooling=own_pooling if modules is None else modules.pooling,
             normalizes=modules is None or modules.normalizes,
+            texts=UNCHANGED if modules is None else modules.texts,
             generates=generates(files.config()),
             cross_encoder=cross_encoder,
         )

@@ -14,6 +14,7 @@ from cohere.core import ApiError
 
 from services.gateway.api.generation import Failed, Overloaded
 from services.protocol.frames import TokenLogprobs
+from services.protocol.model_files.text_preparation import TextPreparation
 from services.protocol.outcomes import FinishReason
 from tests.gateway.openai.test_embeddings import deltas as embedding_deltas
 from tests.gateway.openai.test_embeddings import unit
@@ -368,7 +369,36 @@ async def test_what_an_input_is_for_is_named_as_a_hint(api: Api):
     assert {*answer.headers["x-baton-ignored-fields"].split(", ")} == {"input_type", "nobody"}
     async with running_api(strict_fields=True) as strict:
         refused = await strict.http.post("/v2/embed", json={"texts": ["a"], "input_type": "search_query"})
-        assert "no text gets an instruction" in refused.json()["message"]
+        assert "have no prompt for it" in refused.json()["message"]
+
+
+PROMPTS = {"query": "Q: ", "passage": "P: ", "Clustering": "C: ", "all": "A: "}
+
+
+@pytest.mark.parametrize("default", [None, "all"])
+async def test_what_an_input_is_for_chooses_the_model_s_prompt(default: str | None):
+    """And every other text gets that which the model has for all."""
+    texts = TextPreparation(PROMPTS, default)
+    async with (
+        running_api(strict_fields=True, texts=texts) as api,
+        cohere.AsyncClientV2(base_url=api.base_url, api_key="none") as client,
+    ):
+        for input_type, prompt in (("search_query", "Q: "), ("search_document", "P: "), ("clustering", "C: ")):
+            api.generator.script = embedding_deltas([1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0])
+            answer = await client.embed(model="m", texts=["one", "two"], input_type=input_type)
+            assert answer.texts == ["one", "two"]
+            prompts = [capsule.token_ids.tolist()[1:] for capsule in api.generator.requests[-1].capsules]
+            assert prompts == [api.tokens(f"{prompt}{text}") for text in ("one", "two")]
+        with pytest.raises(cohere.BadRequestError, match="input_type"):
+            await client.embed(model="m", texts=["one"], input_type="classification")
+        ids = api.tokens("two")
+        before = "" if default is None else "A: "
+        for path, fields in (("/v1/embeddings", {"input": ["one", ids]}), ("/v2/embed", {"texts": ["one"]})):
+            api.generator.script = embedding_deltas(*[[1.0, 0.0, 0.0, 0.0]] * (2 if "input" in fields else 1))
+            assert (await api.http.post(path, json=fields)).status_code == 200
+            first, *others = [capsule.token_ids.tolist() for capsule in api.generator.requests[-1].capsules]
+            assert first[1:] == api.tokens(f"{before}one")
+            assert others in ([ids], [])
 
 
 async def test_many_tokens_in_one_update_are_one_piece(api: Api, client: cohere.AsyncClientV2):

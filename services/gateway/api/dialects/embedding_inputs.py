@@ -22,6 +22,7 @@ from services.gateway.api.requests.strict import Open
 from services.gateway.api.requests.text_limits import TextLimits, too_long
 from services.gateway.api.side_thread import SideThread
 from services.gateway.text.tokenizer import Tokenizer
+from services.protocol.model_files.text_preparation import TextPreparation
 
 MAX_INPUTS = 2048
 MAX_IN_HEADER = 256  # inputs whose vectors a header of the answer can list: clients take headers of 64 KiB
@@ -88,6 +89,10 @@ class EmbeddingRequest(Open):
         """Returns pairs of texts, each of which is one input, in the place of `input`; None: there are none."""
         return None
 
+    def prompt(self, texts: TextPreparation) -> str:
+        """Returns what comes before each text that is an input."""
+        return texts.default_prompt
+
     def param_of(self, index: int) -> str:
         """Returns the name of the field that an input comes from."""
         return self.prompt_param
@@ -116,14 +121,18 @@ class EmbeddingInputs:
         self._side = side
         self._vocab_size = vocab_size
 
-    async def prompts(self, request: EmbeddingRequest, max_tokens: int) -> list[Prompt]:
-        """Returns the prompt of each input, of 1 to `max_tokens` tokens. Raises ApiError."""
+    async def prompts(self, request: EmbeddingRequest, max_tokens: int, texts: TextPreparation) -> list[Prompt]:
+        """Returns the prompt of each input, of 1 to `max_tokens` tokens. texts: says what becomes of texts before that.
+        Raises ApiError.
+        """
         param = request.prompt_param
         if (request.truncate_prompt_tokens or 0) > max_tokens:
             message = f"Invalid 'truncate_prompt_tokens': it must be at most the context length of {max_tokens} tokens."
             raise invalid(message, "truncate_prompt_tokens", "integer_above_max_value")
         pairs = request.pairs()
         inputs: list[Input] = [*(separate_prompts(request.input, param, MAX_INPUTS) if pairs is None else pairs)]
+        if (before := request.prompt(texts)) or texts.lower_cases:
+            inputs = [texts.prepared(one, before) if isinstance(one, str) else one for one in inputs]
         for number, one in enumerate(inputs):
             for text in () if isinstance(one, list) else _texts(one):
                 if request.truncate_prompt_tokens is None:

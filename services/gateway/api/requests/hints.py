@@ -43,7 +43,7 @@ HINTS: Mapping[str, str] = {
     "guided_decoding_backend": "a form is the same with every program that holds an answer to it",
     "include[]": "what cannot be made is not in an answer, and is not needed in the next request",
     "inference_geo": _PRICE,
-    "input_type": "no text gets an instruction of the model's; one that it was trained with is a part of the text",
+    "input_type": "the model's files have no prompt for it; one that the model was trained with is a part of the text",
     "input[]": _UNREADABLE,
     "input[].content[]": _UNREADABLE,
     "input[].encrypted_content": _UNREADABLE,
