@@ -131,7 +131,7 @@ class Stack:
     ports: dict[str, int]
     options: list[str]
     redis_url: str | None
-    kv_memory: str = "16MiB"
+    kv_memory: str = "16MiB"  # empty: the model keeps no KV
     listen_on: str = "127.0.0.1"  # of the workers; elsewhere, something at 127.0.0.1 leads there
     environment: Mapping[str, str] = field(default_factory=dict)  # of the workers, beside that of this process
     mtls: Path | None = None  # has the certificates of each role, in a directory of its name
@@ -148,7 +148,8 @@ class Stack:
         arguments += ["--host", self.listen_on, "--num-threads", "1"]
         arguments += ["--redis-url", self.redis_url, "--advertise-host", "127.0.0.1"] if self.redis_url else []
         arguments += [] if self.mtls is None else ["--mtls", str(self.mtls / arguments[0])]
-        arguments += ["--device", "cpu", "--kv-memory", self.kv_memory, *self.options, *options]
+        arguments += ["--kv-memory", self.kv_memory] if self.kv_memory else []
+        arguments += ["--device", "cpu", *self.options, *options]
         self.workers[name] = BatonProcess(arguments, os.environ | self.environment, prepare or self.prepare)
 
     def heal(self) -> None:
