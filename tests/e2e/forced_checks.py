@@ -15,7 +15,7 @@ import torch
 
 from tests.e2e.conftest import clear_prompt, generate, oracle, prompt_of
 from tests.e2e.forced_stack import BLOCK, CHUNK, NUM_BLOCKS, ForcedStack
-from tests.e2e.test_pair import until_handed_off
+from tests.e2e.test_pair import num_handed_off, until_handed_off
 
 WITHIN = 1e-4  # of log-probabilities
 _TILES = (32, 64)  # tokens; at multiples of these the kernels of attention go on to another tile
@@ -95,6 +95,14 @@ def check_preemption(forced: ForcedStack) -> None:
         assert _settled(forced, _computed_by_decode) - before[-1] > needed, "no sequence is computed again"
 
 
+def check_handoffs(forced: ForcedStack) -> None:
+    """Handoffs do not fail, so that nobody tries again; one in twenty may, where the machine stalls for seconds."""
+    completed = num_handed_off(forced.gateway)
+    failed = forced.gateway.metric("baton_handoff_failures_total")
+    assert completed > 20
+    assert failed <= completed / 20, f"{failed} of {failed + completed} handoffs failed"
+
+
 def check_killed_decode_worker(forced: ForcedStack) -> None:
     """The decode worker of a stream is killed in its middle: the other one continues, and nobody notices. It is not
     started again.
@@ -127,6 +135,7 @@ CHECKS: dict[str, Callable[[ForcedStack], None]] = {
     "prompt logprobs": check_prompt_logprobs,
     "prefix hits": check_prefix_hits,
     "preemption": check_preemption,
+    "handoffs": check_handoffs,
     "killed decode worker": check_killed_decode_worker,
 }
 
