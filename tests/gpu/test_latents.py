@@ -45,11 +45,12 @@ def test_expanded_rows_beside_others(device: torch.device, sizes: dict, dtype: t
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("most_keys", [64, 130, 1])
+@pytest.mark.parametrize(("most_keys", "block_size"), [(64, 16), (130, 8), (1, 64), (200, 48)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_keys_in_several_pieces(device: torch.device, dtype: torch.dtype, most_keys: int) -> None:
+def test_keys_in_several_pieces(device: torch.device, dtype: torch.dtype, most_keys: int, block_size: int) -> None:
     """A piece has keys of two rows, or of a part of one, and later ones are seen by none of the first tokens."""
-    verify(device, seq_lens=(150, 90), counts=(140, 30), least_expanded=2, most_keys=most_keys, dtype=dtype)
+    sizes = {"most_keys": most_keys, "block_size": block_size}
+    verify(device, seq_lens=(150, 290), counts=(140, 30), least_expanded=2, dtype=dtype, **sizes)
 
 
 @pytest.mark.long

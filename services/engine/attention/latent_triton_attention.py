@@ -30,7 +30,7 @@ from services.engine.kernels.gpu.latent_attention import LatentAttentionKernels
 class StagedPiece:
     """A `Piece` on the device."""
 
-    rows: Tensor  # int64[N]
+    planes: Tensor  # int32[B]
     items: Tensor  # int32[M, 7]
 
 
@@ -62,7 +62,7 @@ class LatentTritonAttention:
         most_keys: int,
     ) -> None:
         """most_keys: those whose K and V are made at once, for some heads."""
-        self._rows = pool.view(-1, layout.head_dim)
+        self._planes = pool.view(-1, layout.block_size * layout.head_dim)
         self._layout = layout
         self._latent = latent
         self._staging = staging
@@ -145,14 +145,17 @@ class LatentTritonAttention:
         out: Tensor,
     ) -> None:
         """Writes what the tokens of the pieces' items find to out, [T, heads, value_dim]."""
-        of_layer = self._rows[layer * self._layout.block_size :]
-        kept = of_layer.index_select(0, pieces[0].rows) if len(pieces) == 1 else None
+        kept = self._gather(layer, pieces[0]) if len(pieces) == 1 else None
         for expansion in products.expansions:
             sums = self._sums(out, len(expansion.heads))
             for piece in pieces:
-                rows = of_layer.index_select(0, piece.rows) if kept is None else kept
+                rows = self._gather(layer, piece) if kept is None else kept
                 keys = ExpandedKeys(rows, *expansion.expand(rows[:, : self._latent.kv_rank]), expansion.heads)
                 run_expanded(queries, keys, out, sums, piece.items, self._latent.scale)
+
+    def _gather(self, layer: int, piece: StagedPiece) -> Tensor:
+        """Copies the rows of a piece's keys, [B * block_size, width]."""
+        return self._planes[layer:].index_select(0, piece.planes).view(-1, self._layout.head_dim)
 
     def _sums(self, out: Tensor, num_heads: int) -> Sums:
         """Allocates sums. Steps that use none allocate them too: their memory is in that of the largest trial step."""
@@ -160,6 +163,6 @@ class LatentTritonAttention:
         return Sums(sums, out.new_empty(len(out), num_heads, 2, dtype=torch.float32))
 
     def _pieces(self, queries: PagedQueries, rows: np.ndarray) -> tuple[StagedPiece, ...]:
-        tile = expanded_tile(self._rows.dtype)
+        tile = expanded_tile(self._planes.dtype)
         pieces = cut_pieces(queries, rows, self._layout, self._most_keys, (tile.tokens, tile.keys))
-        return tuple(StagedPiece(self._staging.put(piece.rows), self._staging.put(piece.items)) for piece in pieces)
+        return tuple(StagedPiece(self._staging.put(piece.planes), self._staging.put(piece.items)) for piece in pieces)
