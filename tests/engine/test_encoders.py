@@ -83,8 +83,10 @@ def load(directory: Path, **options: Any) -> TorchRunner:
 
 
 def states_of(directory: Path, prompt: list[int]) -> torch.Tensor:
-    """The hidden states that `transformers` computes, [tokens, size]. With `sdpa` it would ignore `is_causal`."""
-    model = AutoModel.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    """The hidden states that `transformers` computes in float64, from which its float32 is as far as ours,
+    [tokens, size]. With `sdpa` it would ignore `is_causal`.
+    """
+    model = AutoModel.from_pretrained(directory, dtype=torch.float64, attn_implementation="eager")
     with torch.inference_mode():
         states: torch.Tensor = model(torch.tensor([prompt])).last_hidden_state[0]
     return states
