@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForSequenceClassification
 
 from services.config import Pooling
 from services.engine.engine import Engine
@@ -378,3 +379,26 @@ def test_all_of_the_vocabulary_beside_rows_with_few(tmp_path: Path, monkeypatch:
 def test_a_forward_pass_is_told_where_rows_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = make_runner(write_checkpoint(tmp_path / "model"))
     assert_told_where_rows_begin(runner, runner._model, monkeypatch)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["llama-scorer", "qwen3-scorer"])
+def test_a_score_is_that_of_transformers(family: str, tmp_path: Path) -> None:
+    """In chunks, several prompts in a step, after a self-check that samples nothing."""
+    directory = write_checkpoint(tmp_path / "model", family)
+    runner = make_runner(directory)
+    assert (runner.embedding_size, runner.generates) == (1, False)
+    check = SelfCheck(runner, 256)
+    check.learn()
+    check.repeat()
+    scheduler = PrefillScheduler(40)
+    engine = Engine(runner, scheduler, max_num_seqs=4, max_model_len=256, eos_token_ids=(), pipeline_depth=1)
+    driven, prompts = Driven(engine), prompts_of([1, 30, 90])
+    handles = [driven.embed(prompt, Pooling.LAST) for prompt in prompts]
+    driven.run()
+    model = AutoModelForSequenceClassification.from_pretrained(directory, dtype=torch.float64)
+    for prompt, handle in zip(prompts, handles, strict=True):
+        with torch.inference_mode():
+            expected = model(torch.tensor([prompt])).logits[0].tolist()
+        assert driven.embeddings[handle].tolist() == pytest.approx(expected, abs=1e-4)
+    driven.assert_baseline()

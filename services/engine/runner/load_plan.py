@@ -95,7 +95,7 @@ def plan_load(engine: EngineConfig) -> LoadPlan:
     with naming(files):
         config = _with_score_tokens(parse_model_config(files.config()), files)
         eos_token_ids, eos_notices = _ends_of_answers(files, config)
-    if not config.generates:
+    if not config.is_causal:
         device = _CPU
     check_options(engine, config)
     longest = wanted_len(engine, config)

@@ -50,13 +50,13 @@ def check_model(engine: EngineConfig, num_workers: int) -> ModelFacts:
 
 
 def check_options(engine: EngineConfig, config: ModelConfig) -> None:
-    """Raises ModelError for options that mean nothing for a model which generates nothing."""
-    if config.generates:
+    """Raises ModelError for options that mean nothing for a model which sees both ways."""
+    if config.is_causal:
         return
-    if engine.kv_memory_bytes is not None and not config.is_causal:
+    if engine.kv_memory_bytes is not None:
         raise ModelError("--kv-memory is for models that generate: this one makes embeddings, and keeps no KV")
     if engine.device is DeviceKind.CUDA:
-        raise ModelError("--device cuda: a model that makes embeddings or scores alone runs on the CPU so far")
+        raise ModelError("--device cuda: a model that sees both ways runs on the CPU so far")
 
 
 def wanted_len(engine: EngineConfig, config: ModelConfig) -> int:

@@ -28,7 +28,9 @@ from services.engine.models.kv_scales import KvScales
 from services.engine.models.model_config import ModelConfig
 from services.engine.models.registry import make_model
 from services.engine.runner.base import (
+    NO_ROWS,
     LogitEdits,
+    PooledTokens,
     SamplingBatch,
     ScoredTokens,
     StepInput,
@@ -102,9 +104,9 @@ class GpuRunner:
         self.spare_blocks = spare_blocks(self.num_blocks, layout.block_size)
         self.whole_prompts = False
         self.token_types = False
-        self.generates = True
+        self.generates = config.generates
         self.vocab_size = config.vocab_size
-        self.embedding_size = config.output_size
+        self.embedding_size = config.embedding_size
         self.window = config.window
         self._windows = config.layer_windows
         self._limits = limits
@@ -175,6 +177,8 @@ class GpuRunner:
     def warm_up(self) -> None:
         """Runs a step of each kind, which compiles kernels and records steps. Overwrites KV of block 0."""
         self.run_largest()
+        if not self.generates:
+            return
         for bucket in reversed(self._buckets.tolist()):
             self._try(np.ones(bucket, dtype=np.int32), SamplingBatch.greedy(bucket))
         for sampling in _kinds_of_sampling(1):
@@ -256,7 +260,8 @@ class GpuRunner:
             others.append(pooled_outputs(pooled, step.pooled, self._model.head))
         if len(watched):
             others.append(watched.isfinite().all(dim=1))
-        return self._model.logits(sampled), wanted, others
+        logits = self._model.logits(sampled) if self.generates else hidden.new_empty(0, 1)
+        return logits, wanted, others
 
     def _score(self, hidden: Tensor, successors: Tensor, scored: ScoredTokens) -> list[Tensor]:
         """Scores a few tokens at a time: the logits of a whole chunk would take as much memory as a model."""
@@ -268,7 +273,9 @@ class GpuRunner:
         return found
 
     def _try(self, counts: np.ndarray, sampling: SamplingBatch) -> None:
-        """Runs a step that computes so many tokens of each row, all in block 0, and samples one for each."""
+        """Runs a step that computes so many tokens of each row, all in block 0, and samples one for each. For a model
+        that generates nothing, the last of each is pooled.
+        """
         num_rows, starts = len(counts), np.zeros(len(counts) + 1, dtype=np.int32)
         np.cumsum(counts, out=starts[1:])
         tokens = StepTokens(
@@ -278,7 +285,12 @@ class GpuRunner:
             seq_lens=counts,
             block_tables=np.zeros((num_rows, -(-int(counts.max()) // self.layout.block_size)), dtype=np.int32),
         )
-        self.launch(StepInput.of(tokens, starts[1:].astype(np.int64) - 1, sampling))
+        last = starts[1:].astype(np.int64) - 1
+        if self.generates:
+            self.launch(StepInput.of(tokens, last, sampling))
+        else:
+            pooled = PooledTokens(last, np.arange(num_rows + 1))
+            self.launch(StepInput.of(tokens, NO_ROWS, SamplingBatch.greedy(0), pooled=pooled))
         self.collect()
 
 
