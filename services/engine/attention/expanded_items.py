@@ -1,8 +1,8 @@
 """Cuts prompts in the expanded form into pieces and work items for `kernels.gpu.expanded`: numpy alone, once per step.
 
 K and V of a piece's keys are made at once, for some heads at a time, in memory that is used again for the next piece.
-A piece has the keys of several rows, or a part of one row's, in whole blocks: so a long prefix needs no more memory than
-a step's tokens. What a row's last block has behind the row may be anything, and is not seen.
+A piece has the keys of several rows, or a part of one row's, in whole blocks: so a long prefix needs no more memory
+than a step's tokens. What a row's last block has behind the row may be anything, and is not seen.
 """
 
 import math
