@@ -16,7 +16,7 @@ from services.protocol.model_files.gguf_file import is_gguf
 from services.top.figures import printable
 
 if TYPE_CHECKING:
-    from services.engine.runner.model_report import ModelReport
+    from services.engine.runner.model_report import ModelReport, ModelSizes
 
 app = typer.Typer(cls=Group, help="Looks at models before they are served.", no_args_is_help=True)
 
@@ -64,19 +64,31 @@ def _check(
 
 def as_table(name: str, report: "ModelReport") -> str:
     """Returns a line for each fact, its name first."""
-    from services.engine.runner.model_report import KV_TOKENS, mib
+    from services.engine.runner.model_report import mib
 
     rows = [("model", name), ("architecture", report.architecture or "not named"), *report.parts.items()]
     if (sizes := report.sizes) is not None:
         rows += [
             ("parameters", f"{sizes.num_parameters:,}"),
             ("weights", f"{mib(sizes.weight_bytes)} in {sizes.dtype}"),
-            ("KV", f"{mib(sizes.kv_bytes)} for {KV_TOKENS:,} tokens" if sizes.kv_bytes else "none is kept"),
+            ("KV", _kv_words(sizes)),
             ("kernels", sizes.kernels),
         ]
     rows += [("note", note) for note in report.notes]
     rows += [("refused", reason) for reason in report.refused] or [("refused", "nothing")]
     return "\n".join(f"{title:<14}{printable(text)}" for title, text in rows)
+
+
+def _kv_words(sizes: "ModelSizes") -> str:
+    from services.engine.runner.model_report import KV_TOKENS, mib
+
+    if not sizes.kv_bytes:
+        return "none is kept"
+    words = f"{mib(sizes.kv_bytes)} for {KV_TOKENS:,} tokens"
+    if sizes.kv_window is None:
+        return words
+    behind = mib(sizes.kv_bytes_behind) if sizes.kv_bytes_behind else "nothing"
+    return f"{words}, {behind} for those behind the window of {sizes.kv_window:,}"
 
 
 def as_object(name: str, report: "ModelReport") -> str:
@@ -92,6 +104,8 @@ def as_object(name: str, report: "ModelReport") -> str:
         "parameters": sizes and sizes.num_parameters,
         "weight_bytes": sizes and sizes.weight_bytes,
         "kv_bytes_per_1000_tokens": sizes and sizes.kv_bytes,
+        "kv_window": sizes and sizes.kv_window,
+        "kv_bytes_per_1000_tokens_behind_window": sizes and sizes.kv_bytes_behind,
         "kernels": sizes and sizes.kernels,
         "notes": report.notes,
         "refused": report.refused,

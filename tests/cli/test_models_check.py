@@ -121,6 +121,37 @@ def test_every_published_model_has_words_for_its_parts_and_numbers(name: str, mo
     assert [reason for reason in said["refused"] if "config.json" in reason] == []
 
 
+@pytest.mark.parametrize(
+    ("family", "shape", "window", "layers_behind", "words"),
+    [
+        (
+            "gemma3",
+            {"num_hidden_layers": 7, "sliding_window": 48},
+            48,
+            1,
+            "0.24 MiB for those behind the window of 48",
+        ),
+        ("gemma3", {"num_hidden_layers": 7, "sliding_window": 512}, None, None, ""),
+        ("mistral", {"num_hidden_layers": 7, "sliding_window": 48}, 48, 0, "nothing for those behind the window of 48"),
+        ("mistral", {"num_hidden_layers": 7, "sliding_window": None}, None, None, ""),
+    ],
+)
+def test_kv_that_is_kept_behind_windows(
+    family: str, shape: dict[str, Any], window: int | None, layers_behind: int | None, words: str, tmp_path: Path
+):
+    """Of seven layers, all or those that have no window; a window of all 512 positions hides nothing."""
+    write_checkpoint(tmp_path, family, **shape)
+    _, said = checked(tmp_path)
+    layer_bytes = 1000 * 2 * 2 * 16 * 4  # K and V, heads, head_dim, float32
+    assert said["kv_bytes_per_1000_tokens"] == 7 * layer_bytes
+    assert said["kv_window"] == window
+    behind = None if layers_behind is None else layers_behind * layer_bytes
+    assert said["kv_bytes_per_1000_tokens_behind_window"] == behind
+    _, text = check(tmp_path)
+    (kv,) = (line for line in text.splitlines() if line.startswith("KV"))
+    assert kv.partition(" tokens")[2].removeprefix(", ") == words
+
+
 def test_up_says_in_one_line_what_the_model_takes(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -21,6 +21,7 @@ from services.protocol.model_files.info import generates, read_model_info
 from services.protocol.model_files.open import open_model
 
 KV_TOKENS = 1000  # of which the report gives the KV's memory
+_ON_GPU = "Triton's, on a GPU"  # as kernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,9 @@ class ModelSizes:
     dtype: str  # in which it computes
     num_parameters: int
     weight_bytes: int
-    kv_bytes: int  # of `KV_TOKENS` tokens, as the layout of blocks has them
+    kv_bytes: int  # of `KV_TOKENS` tokens that all layers see, as the layout of blocks has them
+    kv_window: int | None = None  # tokens: behind so many of them less is kept; None: all of it is
+    kv_bytes_behind: int | None = None  # of `KV_TOKENS` tokens behind this window
     kernels: str = ""  # that would compute it here, for a person to read; empty: nobody asked
 
 
@@ -78,9 +81,8 @@ def report_model(engine: EngineConfig, *, with_weights: bool = True) -> ModelRep
     if config is not None:
         report.parts, report.max_positions = described_parts(config), config.max_position_embeddings
         with report.refusing():
-            report.sizes = replace(
-                sizes_of(engine, config), kernels=kernels_here(engine, compute_dtype(engine, config))
-            )
+            kernels = kernels_here(engine, compute_dtype(engine, config))
+            report.sizes = replace(sizes_of(engine, config, on_gpu=kernels == _ON_GPU), kernels=kernels)
             _note_memory(report, engine)
     report.refused = list(dict.fromkeys(report.refused))
     _note_template(report, files)
@@ -100,21 +102,23 @@ def summary(engine: EngineConfig) -> str:
     )
 
 
-def sizes_of(engine: EngineConfig, config: ModelConfig) -> ModelSizes:
+def sizes_of(engine: EngineConfig, config: ModelConfig, *, on_gpu: bool = False) -> ModelSizes:
     """Returns what one worker takes for a model of this shape. Raises ModelError."""
     dtype = compute_dtype(engine, config)
+    layout = layout_of(config, engine.block_size, dtype, in_slices=not on_gpu)
+    slice_bytes = layout.block_bytes * KV_TOKENS // engine.block_size if config.is_causal else 0
+    hides = config.window is not None and config.window < config.longest_sequence
+    kv_window, kept = config.window if hides else None, 0
+    if layout.groups is not None:
+        kv_window, kept = max(layout.groups.later_windows), layout.groups.sizes[0]
     return ModelSizes(
         dtype=dtype,
         num_parameters=num_parameters(config),
         weight_bytes=weight_bytes(config, dtype),
-        kv_bytes=_kv_bytes(engine, config, dtype),
+        kv_bytes=layout.num_slices * slice_bytes,
+        kv_window=kv_window,
+        kv_bytes_behind=None if kv_window is None else kept * slice_bytes,
     )
-
-
-def _kv_bytes(engine: EngineConfig, config: ModelConfig, dtype: str) -> int:
-    if not config.is_causal:
-        return 0
-    return layout_of(config, engine.block_size, dtype).block_bytes * KV_TOKENS // engine.block_size
 
 
 def kernels_here(engine: EngineConfig, dtype: str) -> str:
@@ -123,7 +127,7 @@ def kernels_here(engine: EngineConfig, dtype: str) -> str:
         from services.engine.runner.load_plan import plan_load  # torch, which knows the GPUs, takes seconds
 
         if plan_load(engine).device.type == "cuda":
-            return "Triton's, on a GPU"
+            return _ON_GPU
     if engine.kernels is Kernels.TORCH:
         return "torch's operations"
     try:
