@@ -54,7 +54,7 @@ def _look(worker: WorkerProcess) -> _Seen:
         if not phase:
             continue
         blocks, request = batch.blocks(slot), batch.request(slot)
-        held = pool.parts.held(batch.table(slot), batch.unseen[slot]).tolist()
+        held = pool.parts.referenced(batch.table(slot), batch.unseen[slot]).tolist()
         seen.holders.update(held)
         if phase == _RECEIVING:
             seen.receiving.add(request.id)

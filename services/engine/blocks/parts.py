@@ -22,7 +22,7 @@ class WholeBlocks:
         """Returns `unseen` for the token at a position, int64[G], or for those at int[N] positions, int64[N, G]."""
         return _NO_GROUPS
 
-    def held(self, blocks: np.ndarray, unseen: np.ndarray) -> np.ndarray:
+    def referenced(self, blocks: np.ndarray, unseen: np.ndarray) -> np.ndarray:
         """Returns the parts that a sequence with int32[n] blocks references, int32[m]."""
         return blocks
 

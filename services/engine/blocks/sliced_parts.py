@@ -35,8 +35,8 @@ class SlicedBlocks(WholeBlocks):
         """See `WholeBlocks.unseen`."""
         return self.groups.unseen(positions, self._block_size)
 
-    def held(self, blocks: np.ndarray, unseen: np.ndarray) -> np.ndarray:
-        """See `WholeBlocks.held`: part by part, group by group."""
+    def referenced(self, blocks: np.ndarray, unseen: np.ndarray) -> np.ndarray:
+        """See `WholeBlocks.referenced`: part by part, group by group."""
         later = [blocks[n:] + g * self.num_ids for g, n in enumerate(unseen.tolist(), start=1)]
         return np.concatenate([blocks, *later]).astype(np.int32)
 

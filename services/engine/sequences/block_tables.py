@@ -40,13 +40,13 @@ class BlockTables:
         available.
         """
         pool, count = self.pool, num_blocks - len(cached)
-        held = pool.parts.held(cached, unseen)
-        pool.reference(held)
+        parts = pool.parts.referenced(cached, unseen)
+        pool.reference(parts)
         fresh = None
         if pool.available - self.num_fresh(len(cached), num_blocks, unseen) >= watermark:
             fresh = pool.allocate(count, unseen - len(cached))
         if fresh is None:
-            pool.free(held[::-1])
+            pool.free(parts[::-1])
             return None
         return np.concatenate([cached, fresh])
 
@@ -82,11 +82,11 @@ class BlockTables:
 
     def free(self, slot: int, quarantined: frozenset[int] = frozenset()) -> None:
         """Frees a slot's blocks but for the quarantined slices; full blocks that were computed stay cached."""
-        held = self.pool.parts.held(self._batch.table(slot), self._batch.unseen[slot])
+        parts = self.pool.parts.referenced(self._batch.table(slot), self._batch.unseen[slot])
         if quarantined:
             self._quarantined |= quarantined
-            held = held[~np.isin(held, self._parts_with(quarantined))]
-        self._frees.free(held[::-1], touches_above=bool(self._batch.num_freed[slot] > 0))
+            parts = parts[~np.isin(parts, self._parts_with(quarantined))]
+        self._frees.free(parts[::-1], touches_above=bool(self._batch.num_freed[slot] > 0))
 
     def free_quarantined(self, slices: tuple[int, ...]) -> None:
         """Frees slices that were in quarantine, as far as none of the same block is left there."""

@@ -53,7 +53,7 @@ class Branches:
             own = batch.blocks(branch)
             table = blocks[:num_full] + (own or blocks[num_full:])
             shared = np.array(table[:num_full] if own else table, dtype=np.int32)
-            self._pool.reference(self._pool.parts.held(shared, batch.unseen[slot]))
+            self._pool.reference(self._pool.parts.referenced(shared, batch.unseen[slot]))
             if own and computed % batch.block_size:
                 copies += self._pool.parts.copies(blocks[num_full], own[0])
             batch.block_table[branch, : len(table)] = table

@@ -132,10 +132,11 @@ class Sequences:
 
     def lease(self, slot: int) -> None:
         """Frees a slot, but keeps its blocks for the consumer until `free`."""
-        id, held = self.batch.request(slot).id, self.pool.parts.held(self.batch.table(slot), self.batch.unseen[slot])
-        self.pool.reference(held)
+        id, batch = self.batch.request(slot).id, self.batch
+        parts = self.pool.parts.referenced(batch.table(slot), batch.unseen[slot])
+        self.pool.reference(parts)
         self._vacate(slot)
-        self.requests.lease(id, held)
+        self.requests.lease(id, parts)
 
     def stop_computing(self, id: AttemptId) -> None:
         """Computes a request no further, but keeps its blocks until `free`; removes one that has none."""
