@@ -4,6 +4,7 @@ Greedy answers are those of `transformers`, token for token; of every token, als
 log-probability is within 1e-4.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -76,7 +77,7 @@ def check_prefix_hits(forced: ForcedStack) -> None:
         _assert_right(forced, second, answer.choices[0], _SHORT)
         cached = answer.usage.prompt_tokens_details.cached_tokens
         assert cached == (length - 1) // BLOCK * BLOCK, f"{cached} tokens are cached"
-        assert of_first % forced.block_bytes == of_second % forced.block_bytes == 0
+        assert of_first % forced.layout.block_bytes == of_second % forced.layout.block_bytes == 0
         if 0 < of_second < of_first:
             return
     raise AssertionError(f"the second prompt moved {of_second} bytes, the first one {of_first}")
@@ -84,8 +85,9 @@ def check_prefix_hits(forced: ForcedStack) -> None:
 
 def check_preemption(forced: ForcedStack) -> None:
     """More sequences than decode workers have room for: some are preempted, and computed again from their tokens."""
-    prompts = [clear_prompt(forced.model, 600 + index, 3 * BLOCK + index, _LONG) for index in range(8)]
-    assert sum(len(prompt) + _LONG for prompt in prompts) > 2 * NUM_BLOCKS * BLOCK
+    room, shortest = 2 * NUM_BLOCKS * forced.layout.num_slices, 3 * BLOCK
+    number = max(8, math.ceil(1.5 * room / forced.fewest_slices(shortest + _LONG)))
+    prompts = [clear_prompt(forced.model, 600 + index, shortest + index, _LONG) for index in range(number)]
     before = list[float]()  # each time that they are asked for
     note = partial(_note_computed, forced, before)
     for prompt, choice in zip(prompts, _answers(forced, prompts, _LONG, note), strict=True):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from kvtransfer.layout import KvLayout
 from services.engine.models.architectures import parse_model_config
 from services.engine.models.model_config import ModelConfig
 from services.engine.runner.load_plan import kv_layout
@@ -30,7 +31,7 @@ class ForcedStack:
     transport: str
     stack: Stack
     config: ModelConfig
-    block_bytes: int
+    layout: KvLayout
 
     @property
     def model(self) -> Path:
@@ -49,6 +50,16 @@ class ForcedStack:
         found = of_layers if isinstance(of_layers, tuple) else (of_layers,)
         return sorted({window for window in found if window is not None})
 
+    def fewest_slices(self, num_tokens: int) -> int:
+        """Slices that a sequence of so many tokens needs to decode, at least; each worker has `NUM_BLOCKS` times those
+        of a block.
+        """
+        num_blocks, groups = -(-num_tokens // BLOCK), self.layout.groups
+        if groups is None:
+            return num_blocks
+        seen = [min(num_blocks, -(-window // BLOCK)) for window in groups.later_windows]
+        return sum(size * blocks for size, blocks in zip(groups.sizes, [num_blocks, *seen], strict=True))
+
     def moved_bytes(self) -> float:
         """KV bytes that decode workers read so far, as far as they have told."""
         return self.gateway.metric("baton_kv_bytes_moved_total")
@@ -60,10 +71,10 @@ def forced_stack(name: str, transport: str, directory: Path) -> Iterator[ForcedS
     family, shape = SHAPES[name]
     model = write_model(directory / "model", family, **shape)
     config = parse_model_config(open_model(model).config())
-    block_bytes = kv_layout(config, BLOCK, torch.float32).block_bytes
+    layout = kv_layout(config, BLOCK, torch.float32, in_slices=True)
     options = ["--max-num-batched-tokens", str(CHUNK), "--block-size", str(BLOCK), "--transport", transport]
-    kv_memory = f"{math.ceil(NUM_BLOCKS * block_bytes / 1024)}KiB"
+    kv_memory = f"{math.ceil(NUM_BLOCKS * layout.num_slices * layout.block_bytes / 1024)}KiB"
     with running_redis(directory) as redis:
         stack = Stack(model, worker_ports(1, 2), options, redis.url, kv_memory=kv_memory)
         with stack.running():
-            yield ForcedStack(name, transport, stack, config, block_bytes)
+            yield ForcedStack(name, transport, stack, config, layout)
