@@ -1,6 +1,6 @@
-"""Four odd shapes of each family, over each transport, with every request handed off: what `transformers` computes.
+"""A shape of each family with all its settings, every request handed off: what `transformers` computes.
 
-`python -m tests.e2e.forced_all` runs them one after the other, and prints a table.
+`python -m tests.e2e.forced_all` runs all shapes over each transport, one after the other, and prints a table.
 """
 
 from pathlib import Path
@@ -10,12 +10,15 @@ import pytest
 from tests.checkpoints import FAMILIES
 from tests.e2e.forced_all import run_checks
 from tests.e2e.forced_shapes import SHAPES, names_of
-from tests.e2e.forced_stack import TRANSPORTS, forced_stack
+from tests.e2e.forced_stack import forced_stack
+
+ALL_SETTINGS = [name for name in SHAPES if name.endswith("all-settings")]
+OVER_GRPC = ("llama-gqa3-all-settings", "gemma3-gqa3-24-all-settings", "deepseek-v3-odd-heads-all-settings")
+CASES = [*((name, "nixl") for name in ALL_SETTINGS), *((name, "grpc") for name in OVER_GRPC)]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(("name", "transport"), CASES)
 def test_a_shape_whose_requests_are_all_handed_off(name: str, transport: str, tmp_path: Path) -> None:
     with forced_stack(name, transport, tmp_path) as forced:
         results = run_checks(forced)
@@ -24,5 +27,4 @@ def test_a_shape_whose_requests_are_all_handed_off(name: str, transport: str, tm
 
 def test_each_family_has_four_shapes_one_of_them_with_all_settings() -> None:
     assert {family: len(names_of(family)) for family in FAMILIES} == dict.fromkeys(FAMILIES, 4)
-    with_all = {family for name, (family, _) in SHAPES.items() if name.endswith("all-settings")}
-    assert set(FAMILIES) - with_all == set()
+    assert {SHAPES[name][0] for name in ALL_SETTINGS} == set(FAMILIES)
