@@ -83,9 +83,14 @@ class ChatTemplate:
         """The histories that the template refuses."""
         return find_habits(self._probed)
 
-    def _probed(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str | None:
+    def _probed(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] | None = None,
+    ) -> str | None:
         try:
-            return self.render(messages, tools=tools)
+            return self.render(messages, tools=tools, kwargs=variables)
         except (TemplateError, RecursionError):
             return None
 

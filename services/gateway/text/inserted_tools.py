@@ -34,10 +34,16 @@ def with_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[st
     return [{"role": "system", "content": text}, *plain]
 
 
+def as_users_turn(result: Mapping[str, Any]) -> Message:
+    """Returns the result of a call as a turn of the user."""
+    rest = {key: value for key, value in result.items() if key != "tool_call_id"}
+    return {**rest, "role": "user", "content": f"<tool_response>\n{result['content']}\n</tool_response>"}
+
+
 def _without_tools(message: Mapping[str, Any]) -> Message:
     rest = {key: value for key, value in message.items() if key not in ("tool_calls", "tool_call_id")}
     if message["role"] == "tool":
-        return {**rest, "role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+        return as_users_turn(rest)
     calls = [_written(call["function"]) for call in message.get("tool_calls", ())]
     if not calls:
         return rest

@@ -1,12 +1,10 @@
 """The habits of a chat template: the histories that it refuses or cuts. Probes find them when a gateway starts."""
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-_Messages = Sequence[Mapping[str, Any]]
-Render = Callable[[_Messages, Sequence[Mapping[str, Any]]], str | None]  # of messages and tools; None: refused
+from services.gateway.text.call_habits import PLAIN_CALLS, CallHabits, Render, find_call_habits
 
 _WORD, _KEY = "cutoff", "kelvin"  # that no template has
 _TOOL = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {"type": "object"}}}
@@ -26,7 +24,7 @@ class Habits:
 
     no_system: messages of the system; the next two are then true as well. one_system: two of them in a row.
     system_first: one that is not the first message.
-    alternates: turns of the user, or of the assistant, that follow each other.
+    alternates: turns of the user, or of the assistant, that follow each other. called: those with calls of tools.
     """
 
     no_system: bool = False
@@ -34,6 +32,7 @@ class Habits:
     system_first: bool = False
     alternates: bool = False
     arguments: Arguments = Arguments.ANY
+    called: CallHabits = PLAIN_CALLS
 
 
 def find_habits(render: Render) -> Habits:
@@ -46,12 +45,15 @@ def find_habits(render: Render) -> Habits:
         return any(text is None or any(each["content"] not in text for each in messages) for text in texts)
 
     no_system = refuses("system", "user")
+    alternates = refuses("user", "user") or refuses("user", "assistant", "assistant", "user")
+    arguments = _arguments(render)
     return Habits(
         no_system=no_system,
         one_system=no_system or refuses("system", "system", "user"),
         system_first=no_system or refuses("system", "user", "assistant", "system", "user"),
-        alternates=refuses("user", "user") or refuses("user", "assistant", "assistant", "user"),
-        arguments=_arguments(render),
+        alternates=alternates,
+        arguments=arguments,
+        called=find_call_habits(render, texts=arguments is Arguments.TEXTS, alternates=alternates),
     )
 
 
@@ -62,11 +64,14 @@ def _says(role: str, number: int = 0, **more: Any) -> dict[str, Any]:
 def _arguments(render: Render) -> Arguments:
     def shows(arguments: object, *words: str) -> bool:
         call = {"id": "abcdefghi", "type": "function", "function": {"name": "probe", "arguments": arguments}}
-        answer, result = _says("assistant", tool_calls=[call]), _says("tool", tool_call_id="abcdefghi", name="probe")
+        answer = {**_says("assistant", tool_calls=[call]), "content": ""}  # some show a text or the calls
+        result = _says("tool", tool_call_id="abcdefghi", name="probe")
         text = render((_says("user"), answer, result), (_TOOL,))
         return text is not None and all(word in text for word in words)
 
     takes_objects, takes_texts = shows({_KEY: _WORD}, _KEY, _WORD), shows(_WORD, _WORD)
+    if takes_objects and takes_texts and shows({_KEY: _WORD}, f"'{_KEY}'"):  # as Python writes it, which is no JSON
+        return Arguments.TEXTS
     if takes_objects == takes_texts:
         return Arguments.ANY
     return Arguments.OBJECTS if takes_objects else Arguments.TEXTS

@@ -15,6 +15,7 @@ from services.gateway.text.chat_template import ChatTemplate, reads, reads_varia
 from services.gateway.text.histories import with_results_in_order
 from services.gateway.text.inserted_tools import with_tools
 from services.gateway.text.model_output.channels import ChannelAnswer
+from services.gateway.text.model_output.formats import CallForm
 from services.gateway.text.model_output.forms import NO_FORMS, AnswerForms
 from services.gateway.text.tokenizer import Tokenizer
 
@@ -41,6 +42,11 @@ class ChatAnswers:
         self._forms = model.forms
         self._tokenizer = tokenizer
         self._marks = MarkTokens(model.forms, tokenizer)
+
+    @property
+    def call_form(self) -> CallForm | None:
+        """The form in which the model writes calls; None: it is not known."""
+        return self._forms.form
 
     def check(self, request: MessageRequest) -> None:
         """Raises ApiError for a request that this model cannot answer."""

@@ -17,6 +17,7 @@ from services.gateway.api.requests.chat import ChatRequest, Message
 from services.gateway.api.side_thread import SideThread
 from services.gateway.side.frames import JobEnd, JobKind
 from services.gateway.side.processes import LONGEST_S, MEMORY_BYTES, JobFailed, NoJobs, SideProcesses
+from services.gateway.text.called_histories import placed_tools, with_calls_shown
 from services.gateway.text.chat_template import RESERVED_KWARGS, ChatTemplate, TemplateError
 from services.gateway.text.histories import fitted
 
@@ -128,12 +129,16 @@ class ChatTexts:
             messages = self._messages(request, template)
         except RecursionError as error:  # tools and calls become JSON in the prompt
             raise _too_deep() from error
+        tools: Sequence[Mapping[str, Any]] = self._answers.tools(request)
+        more_tools: Mapping[str, Any] = {}
+        if request.chat_template is None:
+            messages, tools, more_tools = placed_tools(messages, tools, template.habits.called)
         options = {
-            "tools": self._answers.tools(request),
+            "tools": tools,
             "add_generation_prompt": prompted,
             "continue_final_message": continued,
             "documents": request.documents,
-            "kwargs": {**self._answers.variables(request, self._source(template, request)), **kwargs},
+            "kwargs": {**self._answers.variables(request, self._source(template, request)), **more_tools, **kwargs},
         }
         field = "chat_template_kwargs" if request.chat_template is None else "chat_template"
         return _Rendering(template, messages, options, request.chat_template, field)
@@ -141,7 +146,11 @@ class ChatTexts:
     def _messages(self, request: ChatRequest, template: ChatTemplate) -> Sequence[Mapping[str, Any]]:
         """Returns the messages that the template gets. One that a request brings gets them as they are."""
         messages = self._answers.messages(request, [_as_dict(message) for message in request.messages])
-        return messages if request.chat_template is not None else fitted(messages, template.habits)
+        if request.chat_template is not None:
+            return messages
+        if any("tool_calls" in message or message["role"] == "tool" for message in messages):
+            messages = with_calls_shown(messages, template.habits.called, self._answers.call_form)
+        return fitted(messages, template.habits)
 
 
 def _is_plain(value: object) -> bool:
