@@ -161,7 +161,6 @@ _OWN: dict[str, tuple[str, dict[str, Any]]] = {
             "hidden_size": 60,
             "kv_lora_rank": 18,
             "attention_bias": True,
-            "mlp_bias": True,
             "num_hidden_layers": 3,
             "topk_method": "group_limited_greedy",
             "n_group": 2,
