@@ -33,7 +33,7 @@ up: $(VENV)/.run-installed $(if $(filter --model --model=%,$(ARGS)),,$(DEMO_MODE
 	@exec $(BIN)/baton up $(ARGS)
 
 test: lint $(DEMO_MODEL) $(if $(CI),$(CLIENTS_INSTALLED))
-	$(BIN)/python -m pytest --numprocesses 3 $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 4 $(ARGS)
 
 test-faults: $(VENV)/.dev-installed
 	$(BIN)/python -m pytest --numprocesses 0 --long --long-faults tests/faults $(ARGS)

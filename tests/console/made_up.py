@@ -143,6 +143,8 @@ class MadeUpFeed:
             "vocab_size": 32_000,
             "knows": [],
             "clock_lead_s": 0.0,
+            "worst_expert_imbalance": None,
+            "mean_expert_imbalance": None,
             "max_num_seqs": 64,
             "max_model_len": 8192,
             "block_size": 16,

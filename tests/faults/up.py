@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from tests.e2e.stack import Endpoint, wait_until
+from tests.processes import is_alive
 
 
 @dataclass
@@ -62,7 +63,7 @@ class UpStack:
     def children(self) -> set[int]:
         """The ids of the processes that `baton up` runs now."""
         found = psutil.Process(self.process.pid).children()
-        return {child.pid for child in found if child.status() != psutil.STATUS_ZOMBIE}
+        return {child.pid for child in found if is_alive(child)}
 
     def child(self, command: str, number: int = 0) -> psutil.Process:
         """One of its processes, by the command that it runs: prefill, decode or gateway."""

@@ -17,6 +17,7 @@ import pytest
 
 from services.launcher import control
 from services.launcher.ports import free_ports
+from tests.processes import is_alive
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -59,14 +60,6 @@ class Stack:
         self.process.wait()
         self.output.close()
         self._directory.cleanup()
-
-
-def is_alive(process: psutil.Process) -> bool:
-    """A zombie is not: whoever adopted it has only not looked yet."""
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def ask(stack: Stack, command: str = "restart") -> list[str]:

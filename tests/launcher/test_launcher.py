@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from services.launcher import control
-from tests.launcher.launched import Client, Stack, answers, ask, asking, is_alive, is_busy, living, wait_for
+from tests.launcher.launched import Client, Stack, answers, ask, asking, is_busy, living, wait_for
+from tests.processes import is_alive
 
 
 @pytest.fixture

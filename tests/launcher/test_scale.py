@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from services.launcher import control
-from tests.launcher.launched import ROOT, Client, Stack, ask, asking, is_alive, living, wait_for
+from tests.launcher.launched import ROOT, Client, Stack, ask, asking, living, wait_for
+from tests.processes import is_alive
 
 ALONE = "0 prefill; 1 decode (worker)"
 

@@ -16,6 +16,7 @@ from loadtest.compare.servers import Launch, running
 from loadtest.compare.workloads import Compared, Figure, shape
 from loadtest.http_stream import Address, HttpError
 from loadtest.processes import Process, ProcessError, free_ports
+from tests.processes import is_alive
 
 SCRIPT = Path(__file__).with_name("openai_server.py")
 SMALL = Compared(shape(3, 5, 4), Figure.TOKENS_PER_S)
@@ -44,7 +45,7 @@ async def page(address: Address, path: str) -> bytes:
 
 async def until_dead(process: psutil.Process) -> None:
     """Its parent may be slow to take note."""
-    while psutil.pid_exists(process.pid) and process.status() != psutil.STATUS_ZOMBIE:
+    while is_alive(process):
         await asyncio.sleep(0.01)
 
 

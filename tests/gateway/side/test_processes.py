@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from dataclasses import replace
 
 import psutil
@@ -20,6 +19,7 @@ from services.process.signals import ENDING
 from services.process.supervised import supervised
 from tests.gateway.running_processes import busy_ones, jobs_of, running_processes
 from tests.gateway.tokenizer_files import byte_level
+from tests.processes import is_alive, is_zombie
 
 FOREVER = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
 MESSAGES = [{"role": "user", "content": "x"}]
@@ -198,15 +198,8 @@ async def renders(processes: SideProcesses) -> bool:
         return False
 
 
-def is_alive(process: psutil.Process) -> bool:
-    """Also tells False for one that goes while it is looked at."""
-    with suppress(psutil.NoSuchProcess):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
-
-
 def zombies_of(forker: psutil.Process) -> list[psutil.Process]:
-    return [each for each in forker.children() if each.status() == psutil.STATUS_ZOMBIE]
+    return [each for each in forker.children() if is_zombie(each)]
 
 
 @pytest.mark.usefixtures("unending")
@@ -268,4 +261,4 @@ def test_nothing_is_left_of_a_gateway_that_is_killed() -> None:
         assert len(beside) >= 3
         parent.kill()
     gone, alive = psutil.wait_procs(beside, timeout=120)
-    assert not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE], gone
+    assert not [each for each in alive if is_alive(each)], gone
