@@ -141,6 +141,7 @@ def test_what_may_be_an_id(text: str, expected: bool) -> None:
     assert hub.is_id(text) == expected
 
 
+@pytest.mark.long
 def test_the_command_line_takes_an_id(local_hub: Hub, tmp_path: Path) -> None:
     """A gateway serves it under its id, and fetches no weights; what goes wrong is one line more."""
     env = environment(tmp_path, local_hub.url)

@@ -15,6 +15,7 @@ from tests.e2e.stack import Stack
 CUT_OFF = "net::ERR_"
 
 
+@pytest.mark.long
 def test_a_feed_that_ends_is_told_and_followed_again(browser: Browser):
     """What was seen last stays, and a button tries again at once."""
     feed = MadeUpFeed(time.time(), num_requests=3)

@@ -35,6 +35,7 @@ def test_a_request_appears_in_the_list_and_leads_to_its_page(browser: Browser, s
     assert browser.errors() == []
 
 
+@pytest.mark.long
 def test_a_slow_request_s_timeline_adds_up_to_its_time(browser: Browser, stack: Stack):
     """The sum of the phases is the record's duration, which is within the time that the client waited."""
     browser.open(console(stack.gateway, "requests"))

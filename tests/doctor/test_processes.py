@@ -198,6 +198,7 @@ async def test_a_worker_that_is_not_there_is_an_error_of_measuring_and_the_rest_
     assert found == {gone: Level.ERROR, decode: Level.OK, "prefill workers": Level.NOTE, "clocks of workers": Level.OK}
 
 
+@pytest.mark.long
 async def test_pairs_for_which_no_time_is_left_are_named(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handoffs, "_MEASURE_S", 0.0)
     prefill, decode = (f"127.0.0.1:{stack.ports[name]}" for name in ("prefill-0", "decode-0"))
@@ -205,6 +206,7 @@ async def test_pairs_for_which_no_time_is_left_are_named(stack: Stack, monkeypat
     assert named(found, f"{prefill} to {decode}").found == "not measured: 0 s are over"
 
 
+@pytest.mark.long
 async def test_workers_are_asked_whether_they_serve(stack: Stack) -> None:
     (free,) = free_ports(1)
     addresses = [f"127.0.0.1:{port}" for port in (*stack.ports.values(), free)]

@@ -142,6 +142,7 @@ def test_two_gateways_let_in_together_what_a_key_may(shared: Shared):
     assert found == [ADMITTED] * 2 + [REFUSED] * 4
 
 
+@pytest.mark.long
 def test_two_gateways_run_together_as_many_requests_as_a_key_may(shared: Shared):
     (one, other), key = shared.gateways, shared.keys.three_at_once
     shared.wait_until_shared()

@@ -76,6 +76,7 @@ def test_blocks_that_wait_for_their_reader_are_free_when_the_client_leaves(stack
     )
 
 
+@pytest.mark.long
 @row(14)
 def test_decoding_for_clients_that_leave_ends(stack: ProxiedStack, case: Case):
     prompts = [[29 + number, *range(10, 60)] for number in range(4)]

@@ -97,6 +97,7 @@ def test_requests_outlive_a_decode_worker_that_is_killed(stack: ProxiedStack, ca
     case.settle()
 
 
+@pytest.mark.long
 @row(8)
 def test_a_frozen_decode_worker_is_noticed_and_its_late_words_are_dropped(stack: ProxiedStack, case: Case):
     with in_midstream(stack, case) as victim:

@@ -186,6 +186,7 @@ def test_without_plotly_the_command_says_what_to_install(tmp_path: Path, monkeyp
         write_report([tmp_path / "none.json"], tmp_path / "page.html")
 
 
+@pytest.mark.long
 @needs(CHROMIUM)
 def test_a_browser_draws_every_plot_without_a_complaint(tmp_path: Path) -> None:
     """Nine plots of two runs, each with axes; nothing is refused by the page's policy."""

@@ -2,6 +2,8 @@
 
 import time
 
+import pytest
+
 from kvtransfer.messages import EndReason
 from kvtransfer.progress import ProgressLimits
 from kvtransfer.transports.memory import MemoryFabric
@@ -26,6 +28,7 @@ class SlowRunner(SimulatedRunner):
         super().launch(step)
 
 
+@pytest.mark.long
 async def test_a_prefill_worker_in_a_long_step_is_not_avoided_though_opens_wait_for_the_step():
     fabric, gateway = MemoryFabric(), TestGateway()
     workers = (make_worker(WorkerRole.PREFILL, fabric, runner=SlowRunner), make_worker(WorkerRole.DECODE, fabric))

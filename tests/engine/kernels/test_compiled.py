@@ -93,6 +93,7 @@ def test_other_parameters_are_compiled(tmp_path: Path) -> None:
     assert len(entries(tmp_path)) == 2
 
 
+@pytest.mark.long
 @needs(BFLOAT16)
 def test_another_class_of_processors_is_compiled_for(tmp_path: Path) -> None:
     run(tmp_path, "float32", isa="avx512")

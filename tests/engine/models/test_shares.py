@@ -107,7 +107,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"safetensors": directory, "gguf": quantized}
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/maps")
 @pytest.mark.parametrize("form", first_of(1, ["gguf", "safetensors"]))
 @pytest.mark.parametrize(
