@@ -534,7 +534,8 @@ def test_few_queries_get_what_they_get_among_all(shape: str, tmp_path: Path, mon
     def run(queries: Sequence[int]) -> tuple[torch.Tensor, np.ndarray]:
         runner = load(tmp_path)
         starts, lens = np.array([0, num_tokens], dtype=np.int32), np.array([num_tokens], dtype=np.int32)
-        tables = np.arange(1, num_tokens // runner.layout.block_size + 2, dtype=np.int32)[None]
+        num_blocks = (num_tokens // runner.layout.block_size + 1) * runner.layout.num_slices
+        tables = np.arange(1, num_blocks + 1, dtype=np.int32)[None]
         ids, positions = np.array(prompts_of([num_tokens])[0], np.int32), np.arange(num_tokens, dtype=np.int32)
         tokens = StepTokens(ids, positions, starts, lens, tables, np.array(queries, dtype=np.int64))
         with torch.inference_mode():
