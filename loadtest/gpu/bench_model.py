@@ -14,6 +14,7 @@ from loadtest.gpu.shapes import BLOCK_SIZE
 from services.engine.models.architectures import num_parameters, parse_model_config
 from services.engine.models.base import Weights
 from services.engine.models.kv_scales import unit_scales
+from services.engine.models.makers import Makers
 from services.engine.models.model_config import ModelConfig
 from services.engine.models.registry import load_weights, open_tensors
 from services.engine.runner.base import SamplingBatch, StepInput, StepTokens, spare_blocks
@@ -80,7 +81,7 @@ def load(name: str, raw: dict[str, Any], device: Device) -> BenchModel:
     dtype = getattr(torch, raw["torch_dtype"])
     with torch.inference_mode(), open_tensors(None, config, device.torch) as source:
         return BenchModel(
-            name, config, load_weights(source, config, dtype, make_experts=stacked_experts), dtype, device
+            name, config, load_weights(source, config, dtype, makers=Makers(experts=stacked_experts)), dtype, device
         )
 
 

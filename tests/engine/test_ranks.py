@@ -19,6 +19,7 @@ from torch.nn import functional
 from services.engine.models.architectures import parse_model_config
 from services.engine.models.config import DecoderConfig
 from services.engine.models.linear import Product
+from services.engine.models.makers import Makers
 from services.engine.models.model_config import ModelConfig
 from services.engine.models.registry import load_weights, open_tensors
 from services.engine.runner.cpu.torch_runner import TorchRunner
@@ -81,7 +82,7 @@ class Ranks:
             return lambda x: functional.linear(x, weight, bias)
 
         with open_tensors(directory, config, torch.device("cpu")) as tensors:
-            weights = load_weights(tensors, config, torch.float32, make_product=product)
+            weights = load_weights(tensors, config, torch.float32, makers=Makers(product=product))
         return TorchRunner(config, weights, NUM_BLOCKS, BLOCK_SIZE, fused=False)
 
     def _summed(self, rank: int, part: Tensor) -> Tensor:

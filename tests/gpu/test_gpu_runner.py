@@ -13,6 +13,7 @@ from services.config import Pooling
 from services.engine.engine import Engine
 from services.engine.models.architectures import parse_model_config
 from services.engine.models.kv_scales import KvScales
+from services.engine.models.makers import Makers
 from services.engine.models.registry import load_weights, open_tensors
 from services.engine.runner.base import SamplingBatch, StepInput, StepTokens, spare_blocks
 from services.engine.runner.gpu import gpu_runner
@@ -103,7 +104,7 @@ def make_runner(
     device: Device = CudaDevice() if torch.cuda.is_available() else HostDevice()
     config = parse_model_config(open_model(directory).config())
     with open_tensors(directory, config, device.torch) as tensors:
-        weights = load_weights(tensors, config, dtype, make_experts=stacked_experts)
+        weights = load_weights(tensors, config, dtype, makers=Makers(experts=stacked_experts))
     layout = kv_layout(config, block_size, dtype if kv_scales is None else torch.float8_e4m3fn)
     num_all = spare_blocks(num_blocks, block_size).stop
     pool = torch.full((num_all, layout.block_bytes), 0xFF, dtype=torch.uint8, device=device.torch)

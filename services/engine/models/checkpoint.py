@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from services.engine.models.tensor_source import index_of
 from services.engine.models.weight_files import FLOATING, safetensors_files, unreadable
+from services.engine.quantization.codes import CodedMatrix
 from services.protocol.model_files.base import ModelError
 
 _PREFIX = "model."
@@ -86,6 +87,10 @@ class Checkpoint:
         except SafetensorError as error:
             raise ModelError(f"{self._homes[name]}: tensor {name} cannot be read: {error}") from error
         return tensor.to(dtype)
+
+    def coded(self, name: str, rows: slice | None = None, columns: slice | None = None) -> CodedMatrix | None:
+        """Returns None: safetensors have numbers."""
+        return None
 
     def _slice(self, name: str) -> Any:
         if name not in self._homes:

@@ -12,6 +12,7 @@ from torch import Tensor
 from services.engine.models.model_config import ModelConfig
 from services.engine.models.shapes import Shapes
 from services.engine.models.tensor_source import index_of
+from services.engine.quantization.codes import CodedMatrix
 
 
 class DummyTensors:
@@ -53,6 +54,10 @@ class DummyTensors:
         """
         whole = self._make(name, dtype)
         return whole if rows is None and columns is None else whole[index_of(rows, columns)].clone()
+
+    def coded(self, name: str, rows: slice | None = None, columns: slice | None = None) -> CodedMatrix | None:
+        """Returns None: random weights are numbers."""
+        return None
 
     def _make(self, name: str, dtype: torch.dtype) -> Tensor:
         tensor = torch.empty(self._shapes[name], dtype=dtype, device=self._device)

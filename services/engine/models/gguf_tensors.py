@@ -1,5 +1,6 @@
 """Tensors of a GGUF file, dequantized when they are read, with the names and the order of Hugging Face."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -12,6 +13,8 @@ from torch import Tensor
 from services.engine.models.gguf_stored import GgufStored, gguf_name, read_stored
 from services.engine.models.model_config import ModelConfig
 from services.engine.models.tensor_source import index_of
+from services.engine.quantization.codes import CodedMatrix
+from services.engine.quantization.gguf_blocks import coded_blocks
 from services.protocol.model_files.base import ModelError
 from services.protocol.model_files.gguf_config import INTERLEAVED_ROTARY
 from services.protocol.model_files.gguf_header import read_gguf_header
@@ -76,7 +79,7 @@ class GgufTensors:
             numbers = self._numbers(stored, range(stored.num_rows), range(stored.row_length), dtype)
             return self._in_halves(name, numbers.reshape(stored.shape))
         own, *across = (range(length)[part] for length, part in zip(stored.shape, index, strict=False))
-        heads = _around(own, self._config.head_dim) if self._is_interleaved(name) else own
+        heads = self._around_heads(name, own)
         if len(stored.shape) == 1:  # one row of the file
             numbers = self._numbers(stored, range(1), heads, dtype)[0]
         else:
@@ -84,15 +87,45 @@ class GgufTensors:
         ordered = self._in_halves(name, numbers)
         return ordered if heads == own else ordered[own.start - heads.start : own.stop - heads.start].clone()
 
+    def coded(self, name: str, rows: slice | None = None, columns: slice | None = None) -> CodedMatrix | None:
+        """See `TensorSource.coded`. Columns are of whole blocks."""
+        stored = self._find(name)
+        if len(stored.shape) != 2:
+            return None
+        own, across = (range(n)[part or slice(None)] for n, part in zip(stored.shape, (rows, columns), strict=True))
+        if not own or not across or across != _around(across, stored.per_block):
+            return None
+        heads = self._around_heads(name, own)
+        blocks = self._packed(stored, heads, across).reshape(
+            len(heads), len(across) // stored.per_block, stored.block_bytes
+        )
+        if (matrix := coded_blocks(stored.quantization, blocks)) is None:
+            return None
+        ordered = replace(
+            matrix,
+            codes=self._in_halves(name, matrix.codes),
+            scales=self._in_halves(name, matrix.scales),
+            offsets=None if matrix.offsets is None else self._in_halves(name, matrix.offsets),
+        )
+        return ordered.rows(own.start - heads.start, own.stop - heads.start).to(self._device)
+
+    def _around_heads(self, name: str, rows: range) -> range:
+        """Returns the rows to read for these: those of whole heads if the file has a head's rows in another order."""
+        return _around(rows, self._config.head_dim) if self._is_interleaved(name) else rows
+
+    def _packed(self, stored: GgufStored, rows: range, columns: range) -> np.ndarray:
+        """Returns the bytes of these rows, which may lie apart, and of these columns, which are whole blocks."""
+        begin, end = (place // stored.per_block * stored.block_bytes for place in (columns.start, columns.stop))
+        packed: np.ndarray = self._content[stored.start : stored.end].reshape(stored.num_rows, -1)
+        return packed[rows.start : rows.stop, begin:end]
+
     def _numbers(self, stored: GgufStored, rows: range, columns: range, dtype: torch.dtype) -> Tensor:
         """Returns numbers in the file's order, [rows, columns]."""
         numbers = torch.empty((len(rows), len(columns)), dtype=dtype, device=self._device)
         if not columns:
             return numbers
         blocks = _around(columns, stored.per_block)
-        begin, end = (place // stored.per_block * stored.block_bytes for place in (blocks.start, blocks.stop))
-        packed = self._content[stored.start : stored.end].reshape(stored.num_rows, -1)
-        packed = packed[rows.start : rows.stop, begin:end]
+        packed = self._packed(stored, rows, blocks)
         step = max(1, _NUMBERS_AT_ONCE // len(blocks))
         for first in range(0, len(rows), step):
             found = dequantize(np.ascontiguousarray(packed[first : first + step]), stored.quantization)

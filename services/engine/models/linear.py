@@ -2,19 +2,19 @@
 
 Fused kernels compute products if there are any. Otherwise, on a CPU with bfloat16 instructions, bfloat16 weights are
 re-ordered once for oneDNN; elsewhere, and in float32, the weight stays as it is. The loader of a model may supply
-products of another kind, which keep their own form of the weight.
+products of another kind, which keep their own form of the weight. Weights that are stored as codes are multiplied so
+where a kernel can (`coded_linear`).
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-if TYPE_CHECKING:
-    from services.engine.kernels.cpu.packed_linear import PackedLinear
+from services.engine.quantization.codes import CodedMatrix
 
 # oneDNN 3.12 splits some 300 to 1,200 rows badly over two threads. The linear layers of an 82M Llama took, on a Xeon
 # with AMX: 256 rows 16 ms, 512 44, 1,024 93 (in pieces of 256: 68), 2,048 117 (136).
@@ -22,6 +22,22 @@ _PIECE, _MANY = 256, 1280
 
 Product = Callable[[Tensor], Tensor]  # [rows, in] -> [rows, out]
 MakeProduct = Callable[[Tensor, Tensor | None], Product]  # parameters: weight [out, in], bias [out]
+Coded = tuple[CodedMatrix, ...]  # one below the other
+MakeCodedProduct = Callable[[Coded, Tensor | None], Product | None]  # None: no kernel multiplies them
+
+
+class KernelProduct(Protocol):
+    """A linear layer by a kernel for CPUs. `__call__` maps [rows, in] to [rows, out]."""
+
+    @property
+    def can_gate(self) -> bool:
+        """Returns True if `gated` is possible."""
+
+    def columns(self, begin: int, end: int) -> "KernelProduct | None":
+        """Returns a layer for some columns of y, which shares their weights; None: they cannot be shared."""
+
+    def __call__(self, x: Tensor, *, gated: bool = False) -> Tensor:
+        """gated: the result is SiLU of the first half of y times the second, [rows, out / 2]."""
 
 
 class Linear:
@@ -33,7 +49,7 @@ class Linear:
         self, weight: Tensor, bias: Tensor | None, *, fused: bool = False, make_product: MakeProduct | None = None
     ) -> None:
         """fused: use a kernel for CPUs if there is one. make_product: makes the product instead of all other ways."""
-        self._kernel: PackedLinear | None = None
+        self._kernel: KernelProduct | None = None
         self._multiply: Product
         if make_product is not None:
             self._multiply = make_product(weight, bias)
@@ -93,7 +109,17 @@ def _can_pack() -> bool:
     return torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def _make_kernel(weight: Tensor, bias: Tensor | None) -> "PackedLinear | None":
+def coded_linear(matrices: Coded, bias: Tensor | None, make_product: MakeCodedProduct) -> Linear | None:
+    """Makes a linear layer of codes; None: no kernel multiplies them."""
+    product = make_product(matrices, bias)
+    if product is None:
+        return None
+    layer = Linear.__new__(Linear)
+    layer._kernel, layer._multiply = None, product
+    return layer
+
+
+def _make_kernel(weight: Tensor, bias: Tensor | None) -> KernelProduct | None:
     from services.engine.kernels.cpu.packed_linear import PackedLinear, can_pack
 
     return PackedLinear(weight, bias) if can_pack(weight) else None

@@ -23,10 +23,9 @@ from services.engine.models.experts import load_experts
 from services.engine.models.families import FAMILIES
 from services.engine.models.gguf_stored import gguf_weights
 from services.engine.models.gguf_tensors import GgufTensors
-from services.engine.models.grouped_mlp import MakeExperts
 from services.engine.models.latent_attention import load_latent_attention
 from services.engine.models.latent_decoder import LatentDecoder
-from services.engine.models.linear import MakeProduct
+from services.engine.models.makers import Makers
 from services.engine.models.model_config import ModelConfig
 from services.engine.models.opt import Opt, load_opt
 from services.engine.models.parts import load_attention, load_gated_mlp
@@ -34,6 +33,7 @@ from services.engine.models.tensor_source import TensorSource
 from services.engine.models.tensors import Tensors, check_tensors
 from services.engine.models.weight_files import WeightFile, safetensors_weights
 from services.engine.models.weights import LayerParts, load_decoder
+from services.engine.quantization.kept import KeptForms
 from services.protocol.model_files.base import ModelError
 from services.protocol.model_files.gguf_file import is_gguf
 
@@ -94,16 +94,15 @@ def load_weights(
     dtype: torch.dtype,
     *,
     fused: bool = False,
-    make_product: MakeProduct | None = None,
-    make_experts: MakeExperts | None = None,
+    makers: Makers = Makers(),  # noqa: B008 -- frozen
     on_read: Callable[[int], None] = lambda _: None,
+    kept: KeptForms | None = None,
 ) -> Weights:
     """Reads all weights to the source's device; with the configuration of a rank, its share of them, and the embedding,
     the output layer and the norms whole.
 
-    fused: products may be a CPU's kernels. make_product: makes the products of all linear layers but the last instead.
-    make_experts: makes what computes a layer's experts instead.
-    on_read: hears of the bytes of each tensor that was read.
+    fused: products may be a CPU's kernels. makers: what makes them instead.
+    on_read: hears of the bytes of each tensor that was read. kept: hears how codes are kept.
     Raises ModelError, before reading, for any tensor that is missing, misshapen or unexpected.
     """
     architecture = ARCHITECTURES[config.architecture]
@@ -113,10 +112,10 @@ def load_weights(
         source,
         dtype,
         fused=fused,
-        make_product=make_product,
-        make_experts=make_experts,
+        makers=makers,
         shares=shares,
         on_read=on_read,
+        kept=kept,
     )
     return architecture.load(tensors, config)
 

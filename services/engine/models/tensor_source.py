@@ -5,6 +5,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from services.engine.quantization.codes import CodedMatrix
+
 
 class TensorSource(Protocol):
     """The source of a model's tensors, on one device. Any defect of a tensor raises a ModelError that names it."""
@@ -31,6 +33,12 @@ class TensorSource(Protocol):
 
         The slices lie within the tensor and have no step; a vector has rows alone. Of a file, little else is read than
         what is returned.
+        """
+
+    def coded(self, name: str, rows: slice | None = None, columns: slice | None = None) -> CodedMatrix | None:
+        """Returns matrix[rows, columns] as codes; None: it is stored as numbers, or cannot be cut so.
+
+        Its numbers are those that `read` returns. It shares no memory with the source. Raises ModelError.
         """
 
 

@@ -4,32 +4,36 @@ All tensors are checked before the first is read, so a checkpoint that does not 
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from services.engine.models.encoder_config import EncoderConfig
 from services.engine.models.experts_config import Experts
-from services.engine.models.grouped_mlp import ExpertWeights, GroupedMlp, MakeExperts, packed_experts
+from services.engine.models.grouped_mlp import ExpertWeights, GroupedMlp, packed_experts
 from services.engine.models.kv_scales import is_kv_scale
-from services.engine.models.linear import Linear, MakeProduct
+from services.engine.models.linear import Linear, coded_linear
+from services.engine.models.makers import Makers
 from services.engine.models.model_config import ModelConfig
 from services.engine.models.shapes import Shapes, Share, Shares
 from services.engine.models.tensor_source import TensorSource
+from services.engine.quantization.codes import CodedMatrix, stacked
+from services.engine.quantization.kept import KeptForms
 from services.protocol.model_files.base import ModelError
 
 HEAD = "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
 _POOLER = "model.pooler.dense."
 _WHOLE = Share()
 _OF_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
 class Tensors:
-    """Reads tensors of one source in one dtype. fused, make_product: for linear layers, see `Linear`.
-    make_experts: for experts where they are not fused.
+    """Reads tensors of one source in one dtype. fused: linear layers and experts may be a CPU's kernels.
 
-    shares: what a rank reads of the tensors. on_read: hears of the bytes of each tensor, as it is in memory.
+    shares: what a rank reads of the tensors. on_read: hears of the bytes of each tensor, as it is in memory. kept:
+    hears how codes are kept.
     """
 
     def __init__(
@@ -38,18 +42,20 @@ class Tensors:
         dtype: torch.dtype,
         *,
         fused: bool,
-        make_product: MakeProduct | None = None,
-        make_experts: MakeExperts | None = None,
+        makers: Makers = Makers(),  # noqa: B008 -- frozen
         shares: Shares,
         on_read: Callable[[int], None],
+        kept: KeptForms | None = None,
     ) -> None:
         self.dtype = dtype
         self._source = source
         self._fused = fused
-        self._make_product = make_product
-        self._make_experts = packed_experts if fused and make_product is None else make_experts
+        self._make_product = makers.product
+        self._make_experts = packed_experts if fused and makers.product is None else makers.experts
+        self._make_coded = makers.coded
         self._shares = shares
         self._on_read = on_read
+        self._kept = kept or KeptForms()
 
     def linear(self, *names: str, bias: bool) -> Linear:
         """Makes a linear layer of the rows of these, one below the other: `{name}.weight`, and `{name}.bias` if it has
@@ -57,9 +63,11 @@ class Tensors:
 
         Fewer and larger products are faster.
         """
-        weight = self.rows(*(f"{name}.weight" for name in names))
+        weights = [f"{name}.weight" for name in names]
         own_biases = [f"{name}.bias" for name in names if bias and self.has(f"{name}.bias")]
-        return self.product(weight, self.rows(*own_biases) if own_biases else None)
+        biases = self.rows(*own_biases) if own_biases else None
+        coded = self._coded_linear(weights, biases)
+        return self.product(self.rows(*weights), biases) if coded is None else coded
 
     def product(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """Makes a linear layer of a weight [out, in] and a bias [out] that were read, which it takes over."""
@@ -71,7 +79,7 @@ class Tensors:
         return self._fused
 
     def router(self, *names: str, bias: bool, wide: bool) -> Linear:
-        """Makes the product of a router of experts, of rows like those of `linear`. It never uses `make_product`.
+        """Makes the product of a router of experts, of rows like those of `linear`. It never uses `Makers.product`.
 
         wide: the product is float32.
         """
@@ -85,7 +93,9 @@ class Tensors:
         return GroupedMlp(experts, read, make_kernel=self._make_experts, make_product=self._make_product)
 
     def head(self, embedding: Tensor, *, tied: bool) -> Linear:
-        """Makes the output layer, of the embedding itself if they are tied. It never uses `make_product`."""
+        """Makes the output layer, of the embedding itself if they are tied. It never uses `Makers.product`."""
+        if (coded := self._coded_linear([EMBEDDING if tied else HEAD], None)) is not None:
+            return coded
         return Linear(embedding if tied else self._read(HEAD), None, fused=self._fused)
 
     def vector(self, name: str) -> Tensor:
@@ -102,6 +112,29 @@ class Tensors:
     def has(self, name: str) -> bool:
         """Returns False for a tensor that is another rank's."""
         return self._share(name) is not None
+
+    def _coded_linear(self, names: Sequence[str], bias: Tensor | None) -> Linear | None:
+        """Makes a linear layer of these matrices, one below the other; None: they are stored as numbers, or no kernel
+        multiplies them.
+        """
+        if self._make_coded is None:
+            return None
+        found: list[CodedMatrix] = []
+        for name in names:
+            share = self._share(name)
+            assert share is not None, f"{name} is another rank's"
+            pieces = [self._source.coded(name, rows, share.columns) for rows in share.rows or (None,)]
+            found += [piece for piece in pieces if piece is not None]
+            if None in pieces:
+                return None
+        layer = coded_linear(stacked(found), bias, self._make_coded)
+        for matrix in found:
+            if layer is None:
+                self._kept.unpack(matrix.form)
+            else:
+                self._kept.keep(matrix.form)
+                self._on_read(matrix.nbytes)
+        return layer
 
     def _read(self, name: str) -> Tensor:
         share = self._share(name)

@@ -10,7 +10,7 @@ from services.engine.models.config import SCORE, DecoderConfig, layer_prefix
 from services.engine.models.families import FAMILIES
 from services.engine.models.linear import Linear
 from services.engine.models.parts import AttentionPart, Mlp, load_attention, load_gated_mlp, load_norm
-from services.engine.models.tensors import HEAD, Tensors
+from services.engine.models.tensors import EMBEDDING, HEAD, Tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class DecoderWeights:
 
 def load_decoder(tensors: Tensors, config: DecoderConfig, parts: LayerParts) -> DecoderWeights:
     """Reads a checkpoint that has these shapes. Raises ModelError."""
-    embedding = tensors.vector("model.embed_tokens.weight")
+    embedding = tensors.vector(EMBEDDING)
     return DecoderWeights(
         dtype=tensors.dtype,
         embedding=embedding,

@@ -12,6 +12,7 @@ from services.engine.kernels.cpu.openmp import loaded_openmp
 from services.engine.kernels.load import why_not_fused
 from services.engine.models.architectures import num_parameters
 from services.engine.models.registry import load_weights
+from services.engine.quantization.kept import KeptForms
 from services.engine.runner.base import Runner
 from services.engine.runner.cpu.cores import CoreShare
 from services.engine.runner.cpu.torch_runner import TorchRunner
@@ -70,13 +71,16 @@ def _load_cpu(plan: LoadPlan, cores: CoreShare | None, progress: Progress) -> tu
     check_fits(num_bytes, f"the model's weights in {dtype}")
     progress.stage(WEIGHTS, num_bytes)
     not_fused = why_not_fused(dtype) if engine.kernels == "auto" else "the configuration says so"
+    kept = KeptForms()
     with plan.tensors() as tensors:
-        weights = load_weights(tensors, config, plan.dtype, fused=not_fused is None, on_read=progress.advance)
+        weights = load_weights(
+            tensors, config, plan.dtype, fused=not_fused is None, on_read=progress.advance, kept=kept
+        )
     progress.stage(KERNELS)
     num_blocks = plan.num_blocks(kv_budget(engine.kv_memory_bytes)) if config.is_causal else plan.num_unkept_blocks
     runner = TorchRunner(config, weights, num_blocks, engine.block_size, fused=not_fused is None, cores=cores)
     kernels = known_isa().name if not_fused is None else "torch"
-    return runner, kernels, _kernel_notices(engine, dtype)
+    return runner, kernels, (*_kernel_notices(engine, dtype), *kept.notices())
 
 
 def _cores(engine: EngineConfig, device: torch.device) -> CoreShare | None:

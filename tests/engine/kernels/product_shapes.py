@@ -13,6 +13,7 @@ import torch
 from services.engine.kernels.cpu import matmul
 from services.engine.kernels.cpu.amx import matmul as amx_matmul
 from services.engine.kernels.cpu.intrinsics import ISA
+from services.engine.kernels.cpu.packed_linear import PackedLinear
 from services.engine.kernels.cpu.register_tiles import COLUMNS
 from services.engine.kernels.cpu.team import the_team
 from services.engine.kernels.cpu.vectors import LANES
@@ -83,7 +84,7 @@ def product_failures(dtype: torch.dtype, most: int | None, seed: int) -> Iterato
 
 def _multiply(linear: Linear, x: torch.Tensor, *, in_blocks: bool) -> tuple[torch.Tensor, ...]:
     """The product, and the gated one if the kernel gates it, with all rows at once or in blocks of rows."""
-    assert linear._kernel is not None
+    assert isinstance(linear._kernel, PackedLinear)
     linear._kernel._kernels._memory.fill(POISON)
 
     def products() -> tuple[torch.Tensor, ...]:

@@ -56,6 +56,9 @@ class MetaTensors:
     def read(self, name: str, dtype: torch.dtype, rows: slice | None = None, columns: slice | None = None) -> Tensor:
         return torch.empty(self._shapes[name], dtype=dtype, device=META)[index_of(rows, columns)]
 
+    def coded(self, name: str, rows: slice | None = None, columns: slice | None = None) -> None:
+        return None
+
 
 class NoAttention:
     """An `Attention` that keeps nothing."""

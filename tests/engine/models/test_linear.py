@@ -9,6 +9,7 @@ from torch import Tensor
 from services.engine.models.architectures import parse_model_config
 from services.engine.models.checkpoint import Checkpoint
 from services.engine.models.linear import Linear
+from services.engine.models.makers import Makers
 from services.engine.models.opt import OptWeights
 from services.engine.models.registry import load_weights
 from services.engine.models.weights import DecoderWeights
@@ -48,7 +49,7 @@ def test_it_is_for_all_layers_but_the_output(family: str, tmp_path: Path) -> Non
         return Doubled(weight, bias)
 
     with Checkpoint(directory) as checkpoint:
-        weights = load_weights(checkpoint, config, torch.float32, make_product=record)
+        weights = load_weights(checkpoint, config, torch.float32, makers=Makers(product=record))
     head = (config.vocab_size, config.hidden_size)
     if isinstance(weights, DecoderWeights):
         expected = [((128, 64), True), ((64, 64), False), ((192, 64), False), ((64, 96), False)]

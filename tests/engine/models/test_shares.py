@@ -92,6 +92,8 @@ def test_any_part_is_that_of_the_whole_tensor(data: st.DataObject, source: Tenso
     assert torch.equal(found, expected.to(dtype))
     if not source.lends:
         assert found.untyped_storage().nbytes() == found.nbytes, "it holds no memory of what was cut off"
+    if len(shape) == 2 and (matrix := source.coded(name, rows, columns)) is not None:
+        assert torch.equal(matrix.numbers(torch.float32), expected.to(torch.float32))
 
 
 def test_steps_are_no_parts(checkpoint: Path) -> None:

@@ -11,6 +11,7 @@ from services.engine.kernels.gpu.fp8_linear import Fp8Product
 from services.engine.kernels.gpu.launch import UnsupportedShape
 from services.engine.models.architectures import num_parameters
 from services.engine.models.base import Weights
+from services.engine.models.makers import Makers
 from services.engine.models.registry import load_weights
 from services.engine.runner.base import spare_blocks
 from services.engine.runner.gpu.device import CudaDevice
@@ -44,14 +45,13 @@ def _load_weights(plan: LoadPlan, free: int, progress: Progress) -> Weights:
     num_bytes = num_parameters(plan.config) * plan.dtype.itemsize
     check_weights_fit(num_bytes, free)
     progress.stage(WEIGHTS, num_bytes)
-    make_product = Fp8Product if plan.engine.quantization == Quantization.FP8 else None
+    product = Fp8Product if plan.engine.quantization == Quantization.FP8 else None
     with torch.inference_mode(), plan.tensors() as tensors:
         return load_weights(
             tensors,
             plan.config,
             plan.dtype,
-            make_product=make_product,
-            make_experts=stacked_experts,
+            makers=Makers(product=product, experts=stacked_experts),
             on_read=progress.advance,
         )
 
