@@ -39,6 +39,17 @@ class LayerGroups:
         return sum(self.sizes)
 
     @property
+    def in_order(self) -> tuple[tuple[int, ...], ...]:
+        """The layers of each slice, in the order of slices in block tables."""
+        return tuple(layers for group in self.slices for layers in group)
+
+    @property
+    def places(self) -> dict[int, tuple[int, int]]:
+        """Each layer's slice, and its place in that."""
+        slices = enumerate(self.in_order)
+        return {layer: (number, at) for number, layers in slices for at, layer in enumerate(layers)}
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         """Slices of one block in each group."""
         return tuple(map(len, self.slices))

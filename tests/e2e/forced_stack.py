@@ -71,7 +71,7 @@ def forced_stack(name: str, transport: str, directory: Path) -> Iterator[ForcedS
     family, shape = SHAPES[name]
     model = write_model(directory / "model", family, **shape)
     config = parse_model_config(open_model(model).config())
-    layout = kv_layout(config, BLOCK, torch.float32, in_slices=True)
+    layout = kv_layout(config, BLOCK, torch.float32)
     options = ["--max-num-batched-tokens", str(CHUNK), "--block-size", str(BLOCK), "--transport", transport]
     kv_memory = f"{math.ceil(NUM_BLOCKS * layout.num_slices * layout.block_bytes / 1024)}KiB"
     with running_redis(directory) as redis:

@@ -253,6 +253,29 @@ def test_an_engine_one_step_ahead_generates_the_same(depth: int, tmp_path: Path)
 
 
 @pytest.mark.long
+def test_slices_behind_windows_serve_other_rows(tmp_path: Path) -> None:
+    """One step ahead. Two answers fit that would not in whole blocks; then a turn that hits what is left of one."""
+    directory = write_checkpoint(tmp_path / "model", "gemma2", num_hidden_layers=4, sliding_window=20)
+    runner = make_runner(directory, block_size=8, num_blocks=36)
+    groups = runner.layout.groups
+    assert groups is not None
+    limits: dict[str, Any] = {"max_num_seqs": 2, "max_model_len": 96, "eos_token_ids": ()}
+    driven = Driven(Engine(runner, DecodeScheduler(64, prefill_chunk=16), **limits, pipeline_depth=1))
+    reference, prompts, lengths = Reference(directory), prompts_of([10, 40]), (70, 45)
+    assert sum(len(prompt) + n for prompt, n in zip(prompts, lengths, strict=True)) // 8 * groups.num_slices > 36
+    handles = [driven.submit(prompt, length) for prompt, length in zip(prompts, lengths, strict=True)]
+    driven.run()
+    for handle, prompt, length in zip(handles, prompts, lengths, strict=True):
+        assert driven.tokens[handle] == reference.tokens(prompt, length)
+    turn = prompts[1] + driven.tokens[handles[1]] + [7]
+    again = driven.submit(turn, 4)
+    driven.run()
+    assert driven.cached[again] >= 80
+    assert driven.tokens[again] == reference.tokens(turn, 4)
+    driven.assert_baseline()
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("depth", first_of(1, [1, 0]))
 def test_penalties_and_bans_see_every_token(depth: int, tmp_path: Path) -> None:
     """No token comes twice under a penalty that outweighs everything; under a bias that does, only one comes."""

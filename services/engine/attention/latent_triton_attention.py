@@ -92,9 +92,9 @@ class LatentTritonAttention:
         is_expanded = np.diff(queries.query_starts) >= self._least_expanded
         if not is_expanded.any():
             plan = self._absorbed.prepare(queries)
-            return LatentTritonPlan(plan.offsets, plan, None, ())
+            return LatentTritonPlan(plan.offsets[0], plan, None, ())
         expanded, absorbed = np.flatnonzero(is_expanded), np.flatnonzero(~is_expanded)
-        offsets = self._staging.put(self._absorbed.offsets(queries))
+        offsets = self._staging.put(self._absorbed.offsets(queries)[0])
         if not len(absorbed):
             return LatentTritonPlan(offsets, None, None, self._pieces(queries, expanded))
         tokens = self._staging.put(tokens_of(queries, absorbed).astype(np.int64))
@@ -105,7 +105,7 @@ class LatentTritonAttention:
         """See `ItemAttention.prepare_recorded`."""
         assert windows is None, windows
         plan = self._absorbed.prepare_recorded(queries, padded_rows)
-        return LatentTritonPlan(plan.offsets, plan, None, ())
+        return LatentTritonPlan(plan.offsets[0], plan, None, ())
 
     def staged_bytes(self, padded_rows: int, max_len: int, windows: Windows = None) -> int:
         """See `ItemAttention.staged_bytes`."""

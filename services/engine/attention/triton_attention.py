@@ -4,11 +4,12 @@ A step outside of a CUDA graph launches programs for the items that it has. A st
 query token, and its launches depend on nothing but its bucket, `padded_rows`: the same grids over the same addresses;
 programs without an item end at once. Such a step stages:
 
-    offsets int64[padded_rows]            -1 for padding
+    offsets int64[S, padded_rows]         of each slice of a block (see `kvtransfer/layer_groups.py`); -1 for padding
     pack    int32, one array of sections  items of each kind, tokens, limits, partials, merges; a section has a room of
                                           the bucket's size, which begins at a multiple of 16 bytes. One pack for each
                                           distinct window of the model's layers
-    tables  int32, rows' blocks           last, since its size changes from step to step
+    tables  int32, rows' blocks           last, since its size changes from step to step. The numbers of a block's
+                                          slices lie next to each other
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +26,14 @@ from services.engine.attention.by_layer import ByLayer, Windows, by_layer, disti
 from services.engine.attention.staging import Staging
 from services.engine.attention.work_items import Tiling, WorkItems, WorkPlanner
 from services.engine.kernels.base import Scoring
-from services.engine.kernels.gpu.paged_attention import ItemEntries, ItemKernels, Kind, Outputs, PagedAttentionKernels
+from services.engine.kernels.gpu.paged_attention import (
+    ItemEntries,
+    ItemKernels,
+    Kind,
+    Outputs,
+    PagedAttentionKernels,
+    SlicedKernels,
+)
 from services.engine.kernels.gpu.rotary import PagedKv, rotate_and_store, store_kv
 
 _MUCH_LONGER = 3  # if the longest row is so many times the average, tables are copied without unused entries
@@ -71,7 +79,7 @@ class LayerWork:
 class TritonPlan:
     """The part of a step's work that its layers share. T: its tokens, or its bucket's padded_rows."""
 
-    offsets: Tensor  # int64[T]: the pool's element at which a token's K in head 0 of layer 0 begins; padding: -1
+    offsets: Tensor  # int64[S, T]: the pool's element of a token's K in head 0 of each slice's first layer; padding: -1
     work: ByLayer[LayerWork]
     outputs: Outputs
 
@@ -106,6 +114,7 @@ class ItemAttention:
             wide_programs=programs["prefill"],
             prefill_tokens=tiles["prefill"].tokens,
             shared_tokens=tiles["shared"].tokens,
+            slices=1 if layout.groups is None else layout.groups.sizes[0],
         )
         self._programs = programs
         self._planner = WorkPlanner(tiling, cut.split_keys, share_prefixes=cut.share_prefixes)
@@ -115,12 +124,12 @@ class ItemAttention:
         """See `Attention.prepare`. The launches are this step's own; those of `prepare_recorded` can be replayed."""
         counts = np.diff(queries.query_starts)
         max_partials = self._planner.max_partials(int((counts == 1).sum()), bool((counts > 1).any()))
-        tables, table_starts = self._tables(queries)
-        items = by_layer(windows, lambda window: self._planner.plan(queries, window, max_partials, table_starts))
+        tables, table_starts, planned = self._tables(queries)
+        items = by_layer(windows, lambda window: self._planner.plan(planned, window, max_partials, table_starts))
         offsets = self._staging.put(self.offsets(queries))
         work = self._staged(items, windows, tables, None)
         num_partials = max(some.num_partials for some in items)
-        outputs = self._outputs(len(offsets), num_partials, self._pool.new_empty)
+        outputs = self._outputs(offsets.shape[1], num_partials, self._pool.new_empty)
         return TritonPlan(offsets, work, outputs)
 
     def prepare_recorded(self, queries: PagedQueries, padded_rows: int, windows: Windows = None) -> TritonPlan:
@@ -133,10 +142,10 @@ class ItemAttention:
         if num_rows > padded_rows or queries.query_starts[-1] != num_rows or (np.diff(queries.query_starts) != 1).any():
             raise ValueError(f"a step that is replayed has at most {padded_rows} rows, with one query token each")
         max_partials = self._planner.max_partials(padded_rows)
-        tables, table_starts = self._tables(queries)
-        items = by_layer(windows, lambda window: self._planner.plan(queries, window, max_partials, table_starts))
-        offsets = np.full(padded_rows, -1, np.int64)
-        offsets[:num_rows] = self.offsets(queries)
+        tables, table_starts, planned = self._tables(queries)
+        items = by_layer(windows, lambda window: self._planner.plan(planned, window, max_partials, table_starts))
+        offsets = np.full((self._layout.num_slices, padded_rows), -1, np.int64)
+        offsets[:, :num_rows] = self.offsets(queries)
         on_device = self._staging.put(offsets, fixed=True)
         work = self._staged(items, windows, tables, padded_rows)
         return TritonPlan(on_device, work, self._bucket_outputs(padded_rows, max_partials))
@@ -216,30 +225,47 @@ class ItemAttention:
 
     def staged_bytes(self, padded_rows: int, max_len: int, windows: Windows = None) -> int:
         """Returns the most bytes that a step for a graph stages, with rows of up to max_len tokens."""
-        tables = padded_rows * -(-max_len // self._layout.block_size)
+        slices = self._layout.num_slices
+        tables = padded_rows * -(-max_len // self._layout.block_size) * slices
         packs = len(distinct_windows(windows)[0])
-        return 8 * padded_rows + 4 * (packs * sum(self._rooms(padded_rows)) + tables) + (2 + packs) * 16
+        return 8 * padded_rows * slices + 4 * (packs * sum(self._rooms(padded_rows)) + tables) + (2 + packs) * 16
 
-    def _tables(self, queries: PagedQueries) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the rows' blocks, int32, and the index at which each row's begin, int64[R].
+    def _tables(self, queries: PagedQueries) -> tuple[np.ndarray, np.ndarray, PagedQueries]:
+        """Returns the rows' blocks, int32, the index at which each row's begin, int64[R], and the queries as
+        `WorkPlanner.plan` takes them.
 
         The tables are copied whole, or if one row is much longer than others only their used entries, row after row.
         """
         num_blocks = -(-queries.seq_lens.astype(np.int64) // self._layout.block_size)
         width = int(num_blocks.max(initial=0))
-        tables = np.ascontiguousarray(queries.block_tables[:, :width], dtype=np.int32).reshape(-1)
+        by_block = self._by_block(queries, width)
+        planned = queries
+        if self._layout.groups is not None:
+            of_prefixes = by_block[:, :, : self._layout.groups.sizes[0]].reshape(len(num_blocks), -1)
+            planned = replace(queries, block_tables=of_prefixes)
+        slices = by_block.shape[2]
+        tables = by_block.reshape(-1, slices)
         starts = np.arange(len(num_blocks)) * width
         if _MUCH_LONGER * int(num_blocks.sum()) > len(tables):
-            return tables, starts
+            return tables.reshape(-1), starts * slices, planned
         shifts = starts + num_blocks - np.cumsum(num_blocks)
-        return tables[np.arange(int(num_blocks.sum())) + np.repeat(shifts, num_blocks)], starts - shifts
+        used = tables[np.arange(int(num_blocks.sum())) + np.repeat(shifts, num_blocks)]
+        return used.reshape(-1), (starts - shifts) * slices, planned
+
+    def _by_block(self, queries: PagedQueries, width: int) -> np.ndarray:
+        """Returns the numbers of the slices of each row's first blocks, int32[R, width, S]."""
+        num_rows, slices = len(queries.seq_lens), self._layout.num_slices
+        by_slice = queries.block_tables.reshape(num_rows, slices, queries.block_tables.shape[1] // slices)
+        return np.ascontiguousarray(by_slice[:, :, :width].transpose(0, 2, 1), dtype=np.int32)
 
     def offsets(self, queries: PagedQueries) -> np.ndarray:
-        """Returns the offsets of the step's tokens, int64[T]."""
+        """Returns the offsets of the step's tokens, int64[S, T]."""
         rows = np.repeat(np.arange(len(queries.seq_lens)), np.diff(queries.query_starts))
         shifts = queries.seq_lens - queries.query_starts[1:]  # a token's position minus its index in the step
         index, positions = np.divmod(np.arange(len(rows), dtype=np.int64) + shifts[rows], self._layout.block_size)
-        blocks = queries.block_tables[rows, index].astype(np.int64)
+        width = queries.block_tables.shape[1] // self._layout.num_slices
+        of_slices = np.arange(self._layout.num_slices)[:, None] * width
+        blocks = queries.block_tables[rows, of_slices + index].astype(np.int64)
         offsets: np.ndarray = blocks * self._pool.stride(0) + positions * self._layout.head_dim
         return offsets
 
@@ -256,7 +282,7 @@ class ItemAttention:
 
 
 class TritonAttention(ItemAttention):
-    """`Attention` over one pool, [num_blocks, kv_heads, layers, 2, block_size, head_dim]."""
+    """`Attention` over one pool, [num_blocks, kv_heads, layers, 2, block_size, head_dim], of blocks or of slices."""
 
     def __init__(
         self,
@@ -270,12 +296,21 @@ class TritonAttention(ItemAttention):
         fp8: Fp8Kv | None = None,
     ) -> None:
         """fp8: for a pool of float8_e4m3fn. Any other pool has the dtype of q and of the output."""
-        scales = None if fp8 is None else fp8.scales
         dtype = pool.dtype if fp8 is None else fp8.dtype
-        kernels = PagedAttentionKernels(pool, layout, num_heads, scoring, dtype, scales)
-        super().__init__(pool, layout, kernels, dtype, staging=staging, cut=cut)
+        groups = layout.groups
+        slices = (None,) if groups is None else groups.in_order  # None: all layers
+        scales = [None if fp8 is None else _some(fp8.scales, layers) for layers in slices]
+        kernels = [
+            PagedAttentionKernels(
+                pool, layout, num_heads, replace(scoring, sinks=_some(scoring.sinks, layers)), dtype, own
+            )
+            for layers, own in zip(slices, scales, strict=True)
+        ]
+        of_all = kernels[0] if groups is None else SlicedKernels(groups, kernels)
+        super().__init__(pool, layout, of_all, dtype, staging=staging, cut=cut)
         self._num_heads = num_heads
-        self._kv = PagedKv(pool, scales)
+        self._kv = [PagedKv(pool, own) for own in scales]
+        self._places = None if groups is None else groups.places
 
     @property
     def writes_by_kernel(self) -> bool:
@@ -293,7 +328,9 @@ class TritonAttention(ItemAttention):
         eps: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See `Attention.rotate_and_write`."""
-        rotate_and_store(heads, (cos, signed_sin), weight, eps, kv=self._kv, layer=layer, offsets=plan.offsets)
+        number, at = self._place(layer)
+        kv, offsets = self._kv[number], plan.offsets[number]
+        rotate_and_store(heads, (cos, signed_sin), weight, eps, kv=kv, layer=at, offsets=offsets)
         num_kv = self._layout.num_kv_heads
         q, k, v = heads.split((self._num_heads, num_kv, num_kv), dim=1)
         return q, k, v
@@ -306,12 +343,22 @@ class TritonAttention(ItemAttention):
 
     def write(self, plan: TritonPlan, layer: int, k: Tensor, v: Tensor) -> None:
         """See `Attention.write`."""
-        store_kv(k, v, kv=self._kv, layer=layer, offsets=plan.offsets)
+        number, at = self._place(layer)
+        store_kv(k, v, kv=self._kv[number], layer=at, offsets=plan.offsets[number])
 
     def attend(self, plan: TritonPlan, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """See `Attention.attend`. Reads K and V from the pool. Results for padding mean nothing."""
         outputs = self.run(plan, layer, q)
         return outputs.out, outputs.lse
+
+    def _place(self, layer: int) -> tuple[int, int]:
+        """Returns a layer's slice, and its place in that."""
+        return (0, layer) if self._places is None else self._places[layer]
+
+
+def _some(by_layer: Tensor | None, layers: tuple[int, ...] | None) -> Tensor | None:
+    """Returns what these layers have; None: all of them."""
+    return by_layer if by_layer is None or layers is None else by_layer[list(layers)].contiguous()
 
 
 def _aligned(size: int) -> int:

@@ -29,6 +29,7 @@ class Tiling:
     wide_programs: int  # for prefill and for shared prefixes
     prefill_tokens: int  # tokens of a tile
     shared_tokens: int
+    slices: int = 1  # entries of a block in the block tables
     key_tile: int = SPLIT_KEYS_MULTIPLE  # splits are multiples of it
     decode_keys: int = 256  # keys of a split, at least
     prefill_keys: int = 2048
@@ -90,7 +91,8 @@ class WorkPlanner:
     def plan(self, queries: PagedQueries, window: int | None, max_partials: int, table_starts: np.ndarray) -> WorkItems:
         """Cuts the step into items with at most max_partials partial outputs (`max_partials` of its rows, or more).
 
-        table_starts: int[R], the index in the staged tables at which each row's blocks begin.
+        table_starts: int[R], the index in the staged tables at which each row's blocks begin. Block tables have all
+        slices' numbers of a block that layers without a window have, next to each other.
         """
         counts = np.diff(queries.query_starts)
         singles = np.flatnonzero(counts == 1)
@@ -143,9 +145,13 @@ class WorkPlanner:
         begins = np.zeros_like(seq_lens)
         if not self.shares or len(singles) < 2:
             return [], begins
-        size = self._tiling.block_size
+        size, slices = self._tiling.block_size, self._tiling.slices
         tables = queries.block_tables if len(singles) == len(queries.seq_lens) else queries.block_tables[singles]
-        groups = shared_prefixes(tables, (seq_lens - 1) // size, -(-self._tiling.shared_keys // size))
+        min_saved = -(-self._tiling.shared_keys // size)
+        groups = shared_prefixes(tables, (seq_lens - 1) // size * slices, min_saved * slices)
+        if slices > 1:  # rows may have in common some slices of a block
+            groups = [SharedPrefix(group.rows, group.num_blocks // slices) for group in groups]
+            groups = [group for group in groups if group.num_blocks]
         for group in groups:
             begins[group.rows] = group.num_blocks * size
         return groups, begins

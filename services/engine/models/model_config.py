@@ -174,13 +174,13 @@ def _nth_part(index: int, parts: int, length: int) -> range:
     return range(index * each, (index + 1) * each)
 
 
-def layout_of(config: ModelConfig, block_size: int, dtype: str, *, in_slices: bool = False) -> KvLayout:
+def layout_of(config: ModelConfig, block_size: int, dtype: str) -> KvLayout:
     """Returns the geometry of a model's KV blocks. Those of a model that keeps no KV are the least that a pool can
-    have. in_slices: whether layers with different windows have memory of their own.
+    have.
     """
     if not config.is_causal:
         return KvLayout(num_layers=1, num_kv_heads=1, head_dim=1, block_size=block_size, dtype=dtype)
-    groups = divide_layers(config.hiding_windows) if in_slices else None
+    groups = divide_layers(config.hiding_windows)
     return KvLayout(
         num_layers=config.num_layers if groups is None else groups.num_layers,
         num_kv_heads=config.num_kv_heads,

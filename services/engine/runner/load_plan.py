@@ -108,12 +108,7 @@ def plan_load(engine: EngineConfig) -> LoadPlan:
         config=config,
         device=device,
         dtype=dtype,
-        layout=kv_layout(
-            config,
-            engine.block_size,
-            dtype if scales is None else torch.float8_e4m3fn,
-            in_slices=device == _CPU,  # kernels of GPUs take one block table for all layers
-        ),
+        layout=kv_layout(config, engine.block_size, dtype if scales is None else torch.float8_e4m3fn),
         kv_scales=scales,
         wanted_len=longest,
         eos_token_ids=eos_token_ids,
@@ -155,9 +150,9 @@ def _rope_notices(config: ModelConfig, longest: int) -> tuple[str, ...]:
     return ()
 
 
-def kv_layout(config: ModelConfig, block_size: int, dtype: torch.dtype, *, in_slices: bool = False) -> KvLayout:
+def kv_layout(config: ModelConfig, block_size: int, dtype: torch.dtype) -> KvLayout:
     """Returns the geometry of a model's KV blocks, see `layout_of`."""
-    return layout_of(config, block_size, dtype_name(dtype), in_slices=in_slices)
+    return layout_of(config, block_size, dtype_name(dtype))
 
 
 def dtype_name(dtype: torch.dtype) -> str:

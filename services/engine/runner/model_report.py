@@ -82,7 +82,7 @@ def report_model(engine: EngineConfig, *, with_weights: bool = True) -> ModelRep
         report.parts, report.max_positions = described_parts(config), config.max_position_embeddings
         with report.refusing():
             kernels = kernels_here(engine, compute_dtype(engine, config))
-            report.sizes = replace(sizes_of(engine, config, on_gpu=kernels == _ON_GPU), kernels=kernels)
+            report.sizes = replace(sizes_of(engine, config), kernels=kernels)
             _note_memory(report, engine)
     report.refused = list(dict.fromkeys(report.refused))
     _note_template(report, files)
@@ -102,10 +102,10 @@ def summary(engine: EngineConfig) -> str:
     )
 
 
-def sizes_of(engine: EngineConfig, config: ModelConfig, *, on_gpu: bool = False) -> ModelSizes:
+def sizes_of(engine: EngineConfig, config: ModelConfig) -> ModelSizes:
     """Returns what one worker takes for a model of this shape. Raises ModelError."""
     dtype = compute_dtype(engine, config)
-    layout = layout_of(config, engine.block_size, dtype, in_slices=not on_gpu)
+    layout = layout_of(config, engine.block_size, dtype)
     slice_bytes = layout.block_bytes * KV_TOKENS // engine.block_size if config.is_causal else 0
     hides = config.window is not None and config.window < config.longest_sequence
     kv_window, kept = config.window if hides else None, 0

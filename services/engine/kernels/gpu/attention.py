@@ -69,6 +69,7 @@ def _attend_keys(
     cap,
     BLOCK_STRIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    SLICES: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIMS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -82,9 +83,9 @@ def _attend_keys(
         keys = start + tl.arange(0, KEYS)
         present = keys < end
         if MASKED:
-            blocks = tl.load(table + keys // BLOCK_SIZE, mask=present, other=0)
+            blocks = tl.load(table + (keys // BLOCK_SIZE) * SLICES, mask=present, other=0)
         else:
-            blocks = tl.load(table + keys // BLOCK_SIZE)
+            blocks = tl.load(table + (keys // BLOCK_SIZE) * SLICES)
         at = blocks.to(tl.int64) * BLOCK_STRIDE + (keys % BLOCK_SIZE) * HEAD_DIM
         pointers = head + (at[:, None] + dims[None, :])
         k = load_keys(pointers, present, DIMS, HEAD_DIM, MASKED)
@@ -113,6 +114,7 @@ def _attend_pairs(
     cap,
     BLOCK_STRIDE: tl.constexpr,  # in pairs
     BLOCK_SIZE: tl.constexpr,
+    SLICES: tl.constexpr,
     HEAD_PAIRS: tl.constexpr,
     PAIRS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -130,7 +132,7 @@ def _attend_pairs(
     for start in range(begin, end, KEYS):
         keys = start + tl.arange(0, KEYS)
         present = keys < end
-        blocks = tl.load(table + keys // BLOCK_SIZE, mask=present, other=0)
+        blocks = tl.load(table + (keys // BLOCK_SIZE) * SLICES, mask=present, other=0)
         at = blocks.to(tl.int64) * BLOCK_STRIDE + (keys % BLOCK_SIZE) * HEAD_PAIRS
         pointers = head + (at[:, None] + pairs[None, :])
         k_first, k_second = split_pairs(load_keys(pointers, present, PAIRS, HEAD_PAIRS, True))
@@ -175,7 +177,7 @@ def attend_items(
     tokens,
     limits,
     partials,
-    tables,  # int32, rows of block numbers
+    tables,  # int32, rows of block numbers, from this slice's first one on
     scales,  # float32[LAYERS, 2, KV_HEADS], for K and V; None: no scales
     sinks,  # float32[LAYERS, HEADS]: one more score of each query, of a key without a value; None: there are none
     layer,
@@ -186,6 +188,7 @@ def attend_items(
     KV_HEADS: tl.constexpr,
     LAYERS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    SLICES: tl.constexpr,  # entries of a block in the tables; the pool has the layers of one
     HEAD_DIM: tl.constexpr,
     DIMS: tl.constexpr,  # HEAD_DIM up to a power of two
     ROWS: tl.constexpr,  # rows of a tile: a power of two, at least an item's entries times HEADS // KV_HEADS
@@ -242,13 +245,13 @@ def attend_items(
                 begin = tl.minimum(begin, end_key)
                 acc, top, total = _attend_keys(
                     acc, top, total, query, head, table, upper, lower, first_key, begin, qk_scale, cap,
-                    BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM, DIMS, KEYS, WINDOW, True, DOT,
+                    BLOCK_STRIDE, BLOCK_SIZE, SLICES, HEAD_DIM, DIMS, KEYS, WINDOW, True, DOT,
                 )  # fmt: skip
             all_see = tl.min(tl.where(present, upper, end_key))
             middle = begin + tl.maximum(all_see - begin, 0) // KEYS * KEYS
             acc, top, total = _attend_keys(
                 acc, top, total, query, head, table, upper, lower, begin, middle, qk_scale, cap,
-                BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM, DIMS, KEYS, WINDOW, False, DOT,
+                BLOCK_STRIDE, BLOCK_SIZE, SLICES, HEAD_DIM, DIMS, KEYS, WINDOW, False, DOT,
             )  # fmt: skip
             begin = middle
         if IN_PAIRS:
@@ -256,13 +259,13 @@ def attend_items(
             zeros = tl.zeros([ROWS, DIMS // 2], tl.float32)
             accs, top, total = _attend_pairs(
                 (zeros, zeros), top, total, halves, head, table, upper, lower, begin, end_key, qk_scale, cap,
-                BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM // 2, DIMS // 2, KEYS, WINDOW, DOT,
+                BLOCK_STRIDE, BLOCK_SIZE, SLICES, HEAD_DIM // 2, DIMS // 2, KEYS, WINDOW, DOT,
             )  # fmt: skip
             acc = tl.interleave(accs[0], accs[1])
         else:
             acc, top, total = _attend_keys(
                 acc, top, total, query, head, table, upper, lower, begin, end_key, qk_scale, cap,
-                BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM, DIMS, KEYS, WINDOW, True, DOT,
+                BLOCK_STRIDE, BLOCK_SIZE, SLICES, HEAD_DIM, DIMS, KEYS, WINDOW, True, DOT,
             )  # fmt: skip
 
         found = total > 0

@@ -5,13 +5,15 @@ and the grid.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import torch
 import triton
 from torch import Tensor
 
+from kvtransfer.layer_groups import LayerGroups
 from kvtransfer.layout import KvLayout
 from services.engine.kernels.base import Scoring
 from services.engine.kernels.gpu.attention import attend_items, merge_partials
@@ -42,6 +44,10 @@ class ItemEntries:
     limits: Tensor
     partials: Tensor
     tables: Tensor
+
+    def of_slice(self, number: int) -> "ItemEntries":
+        """Returns the entries with the tables from a slice's first block number on."""
+        return replace(self, tables=self.tables[number:])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -156,6 +162,7 @@ class PagedAttentionKernels:
                 "KV_HEADS": layout.num_kv_heads,
                 "LAYERS": layout.num_layers,
                 "BLOCK_SIZE": layout.block_size,
+                "SLICES": layout.num_slices,
                 "HEAD_DIM": layout.head_dim,
                 "DIMS": padded(layout.head_dim, 32 if fp8 else 16),
                 "ROWS": padded(tile.tokens * group),
@@ -195,6 +202,40 @@ class PagedAttentionKernels:
     def merge(self, layer: int, to: Outputs, merges: Tensor) -> None:
         """Merges partial outputs into one for each token. merges: int32[J, 3], see `merge_partials`."""
         launch_merge(layer, to, merges, self._sinks)
+
+
+class SlicedKernels:
+    """`ItemKernels` of a model whose layers are in slices: kernels for each slice, over the same pool.
+
+    The block numbers of all slices of a block lie next to each other in the tables.
+    """
+
+    def __init__(self, groups: LayerGroups, slices: Sequence[PagedAttentionKernels]) -> None:
+        """slices: the kernels of each, whose layers have the places 0 to n - 1 in it."""
+        self._slices = slices
+        self._places = groups.places
+        first = self._slices[0]
+        self.num_heads, self.width, self.parts, self.tiles = first.num_heads, first.width, first.parts, first.tiles
+
+    def attend(
+        self,
+        kind: Kind,
+        layer: int,
+        q: Tensor,
+        to: Outputs,
+        items: Tensor,
+        entries: ItemEntries,
+        grid: int,
+        window: int,
+    ) -> None:
+        """See `PagedAttentionKernels.attend`."""
+        number, at = self._places[layer]
+        self._slices[number].attend(kind, at, q, to, items, entries.of_slice(number), grid, window)
+
+    def merge(self, layer: int, to: Outputs, merges: Tensor) -> None:
+        """See `PagedAttentionKernels.merge`."""
+        number, at = self._places[layer]
+        self._slices[number].merge(at, to, merges)
 
 
 def launch_merge(layer: int, to: Outputs, merges: Tensor, sinks: Tensor | None) -> None:

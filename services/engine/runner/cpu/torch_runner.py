@@ -52,7 +52,7 @@ class TorchRunner:
         fused: bool,
         cores: CoreShare | None = None,
     ) -> None:
-        self.layout = kv_layout(config, block_size, weights.dtype, in_slices=True)
+        self.layout = kv_layout(config, block_size, weights.dtype)
         self.num_blocks = num_blocks
         num_slices = self.layout.num_slices if config.is_causal else 0
         self.spare_blocks = spare_blocks(num_blocks, block_size, num_slices)

@@ -277,13 +277,14 @@ class GpuRunner:
         that generates nothing, the last of each is pooled.
         """
         num_rows, starts = len(counts), np.zeros(len(counts) + 1, dtype=np.int32)
+        num_blocks = -(-int(counts.max()) // self.layout.block_size)
         np.cumsum(counts, out=starts[1:])
         tokens = StepTokens(
             token_ids=np.zeros(starts[-1], dtype=np.int32),
             positions=np.arange(starts[-1], dtype=np.int32) - np.repeat(starts[:-1], counts),
             query_starts=starts,
             seq_lens=counts,
-            block_tables=np.zeros((num_rows, -(-int(counts.max()) // self.layout.block_size)), dtype=np.int32),
+            block_tables=np.zeros((num_rows, num_blocks * self.layout.num_slices), dtype=np.int32),
         )
         last = starts[1:].astype(np.int64) - 1
         if self.generates:
