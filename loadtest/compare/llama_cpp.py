@@ -6,8 +6,8 @@
         -DLLAMA_CURL=OFF
     cmake --build BUILD --target llama-server llama-quantize -j
 
-BUILD/bin/llama-server is for --llama-server; llama-quantize beside it makes the Q4_1 weights. The Python server of that
-package takes one request at a time, so it is no peer.
+BUILD/bin/llama-server is for --llama-server; llama-quantize beside it makes the Q4_1 weights of a checkpoint. A GGUF
+file is served as it is. The Python server of that package takes one request at a time, so it is no peer.
 
 Measured on two cores (loadtest/results/llama-cpp.md): cells of its own for each slot halve the
 time of a step with 64 requests, against cells that all slots share. Flash attention is faster than none, and keys and
@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.compare.gguf_checkpoint import CheckpointError, write_gguf
+from loadtest.compare.model_files import is_gguf
 from loadtest.compare.servers import MODEL_NAME, Launch
 from loadtest.compare.workloads import LONGEST
 from loadtest.http_stream import Address
@@ -36,24 +37,30 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """GGUF files of one checkpoint. q4_1: None where there is no llama-quantize."""
+    """GGUF files of one model, of which there is one at least.
 
-    bf16: Path
-    q4_1: Path | None
+    own: the file that Baton serves too; bf16, q4_1: written from a checkpoint of a directory, q4_1 where there is
+    llama-quantize.
+    """
+
+    own: Path | None = None
+    bf16: Path | None = None
+    q4_1: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaCpp:
-    """One server. weights: a GGUF file, whose stem is a part of the name."""
+    """One server. weights: a GGUF file; kind: the weights in a word, for the server's name."""
 
     program: Path
     weights: Path
+    kind: str
     num_ports: int = 1
 
     @property
     def name(self) -> str:
         """See `Server.name`."""
-        return f"llama-{self.weights.stem}"
+        return f"llama-{self.kind}"
 
     @property
     def setting(self) -> str:
@@ -69,20 +76,22 @@ class LlamaCpp:
         return Launch((Process(self.name, command),), address, ((address, "/health"),))
 
 
-def write_weights(program: Path, checkpoint: Path, folder: Path) -> Weights:
-    """Writes the checkpoint in BF16, and in Q4_1 with the llama-quantize beside llama-server.
+def weights_of(program: Path, model: Path, folder: Path) -> Weights:
+    """Returns a GGUF file as it is; writes a checkpoint's directory in BF16, and in Q4_1 where llama-quantize is.
 
-    Raises CheckpointError and OSError.
+    program: llama-server, beside which llama-quantize is looked for. Raises CheckpointError and OSError.
     """
+    if is_gguf(model):
+        return Weights(own=model)
     bf16, q4_1 = folder / "bf16.gguf", folder / "q4_1.gguf"
-    write_gguf(checkpoint, bf16)
+    write_gguf(model, bf16)
     quantize = program.with_name("llama-quantize")
     if not quantize.is_file():
-        return Weights(bf16, None)
+        return Weights(bf16=bf16)
     made = subprocess.run([quantize, bf16, q4_1, "Q4_1"], capture_output=True, text=True, check=False)
     if made.returncode != 0:
         raise CheckpointError(f"{quantize} ended with {made.returncode}: {made.stderr.strip()[-_LAST_CHARACTERS:]}")
-    return Weights(bf16, q4_1)
+    return Weights(bf16=bf16, q4_1=q4_1)
 
 
 def version(program: Path) -> str:

@@ -68,8 +68,13 @@ def servers(every: Sequence[Match]) -> list[Server]:
 
 
 def _with_llama(program: Path, weights: Weights, baton: Server) -> list[Match]:
-    found = [Match("Automatic routing, against llama.cpp in BF16", baton, (LlamaCpp(program, weights.bf16),))]
-    if weights.q4_1 is not None:
-        title = "Automatic routing in bfloat16, beside llama.cpp in Q4_1: a third of the bytes, and other numbers"
-        found.append(Match(title, baton, (LlamaCpp(program, weights.q4_1),)))
-    return found
+    files = (
+        (weights.own, "same-file", "Automatic routing, against llama.cpp with the same GGUF file"),
+        (weights.bf16, "bf16", "Automatic routing, against llama.cpp in BF16"),
+        (
+            weights.q4_1,
+            "q4_1",
+            "Automatic routing in bfloat16, beside llama.cpp in Q4_1: a third of the bytes, and other numbers",
+        ),
+    )
+    return [Match(title, baton, (LlamaCpp(program, file, kind),)) for file, kind, title in files if file is not None]

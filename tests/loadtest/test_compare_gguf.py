@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 
 from loadtest.compare.gguf_checkpoint import CheckpointError, gguf_name, read_shape, write_gguf
-from loadtest.compare.llama_cpp import write_weights
+from loadtest.compare.llama_cpp import Weights, weights_of
+from loadtest.compare.model_files import vocabulary_of
 from loadtest.compare.smollm2 import write_directory
 from services.engine.models.architectures import parse_model_config
 from services.engine.models.registry import open_tensors
@@ -133,6 +134,14 @@ def test_a_gguf_file_becomes_a_directory_with_the_same_model(tmp_path: Path) -> 
 
 
 def test_without_llama_quantize_there_are_no_weights_in_4_bits(tmp_path: Path) -> None:
-    found = write_weights(tmp_path / "llama-server", checkpoint(tmp_path / "model"), tmp_path)
-    assert found.q4_1 is None
+    found = weights_of(tmp_path / "llama-server", checkpoint(tmp_path / "model"), tmp_path)
+    assert found.bf16 is not None
+    assert found.own is found.q4_1 is None
     assert same(weights(found.bf16), load_file(tmp_path / "model" / "model.safetensors"))
+
+
+def test_a_gguf_file_is_llama_cpps_own_and_as_large_as_its_checkpoint(tmp_path: Path) -> None:
+    source, file = checkpoint(tmp_path / "model"), tmp_path / "model.gguf"
+    write_gguf(source, file)
+    assert weights_of(tmp_path / "llama-server", file, tmp_path) == Weights(own=file)
+    assert vocabulary_of(file) == vocabulary_of(source) == VOCABULARY

@@ -7,9 +7,10 @@ import pytest
 from loadtest.compare.command import main
 from loadtest.compare.llama_cpp import SLOTS, LlamaCpp, Weights
 from loadtest.compare.matches import Match, Peers, chosen, matches, servers
+from loadtest.compare.vllm import openmp
 from loadtest.compare.workloads import ALL, LONGEST
 
-WEIGHTS = Weights(Path("bf16.gguf"), Path("q4_1.gguf"))
+WEIGHTS = Weights(bf16=Path("bf16.gguf"), q4_1=Path("q4_1.gguf"))
 EVERYBODY = Peers(Path("venv"), Path("llama-server"), WEIGHTS)
 
 
@@ -32,7 +33,8 @@ def test_llama_cpp_meets_baton_with_automatic_routing() -> None:
     [
         (Peers(Path("venv"), None, None), {"vllm-pair-32", "vllm-pair-128", "vllm-alone-32", "vllm-alone-128"}),
         (Peers(None, Path("llama-server"), WEIGHTS), {"llama-bf16", "llama-q4_1"}),
-        (Peers(None, Path("llama-server"), Weights(Path("bf16.gguf"), None)), {"llama-bf16"}),
+        (Peers(None, Path("llama-server"), Weights(bf16=Path("bf16.gguf"))), {"llama-bf16"}),
+        (Peers(None, Path("llama-server"), Weights(own=Path("model.gguf"))), {"llama-same-file"}),
     ],
 )
 def test_a_peer_that_is_not_there_has_no_part(peers: Peers, expected: set[str]) -> None:
@@ -56,7 +58,7 @@ def test_peers_are_chosen_by_name() -> None:
 
 
 def test_llama_server_has_a_slot_for_each_request_that_holds_the_longest() -> None:
-    launch = LlamaCpp(Path("llama-server"), Path("bf16.gguf")).launch([8000])
+    launch = LlamaCpp(Path("llama-server"), Path("bf16.gguf"), "bf16").launch([8000])
     (process,) = launch.processes
     options = dict(zip(process.command[1::2], process.command[2::2], strict=False))
     assert (options["--model"], options["--port"], options["--host"]) == ("bf16.gguf", "8000", "127.0.0.1")
@@ -68,3 +70,10 @@ def test_llama_server_has_a_slot_for_each_request_that_holds_the_longest() -> No
 def test_without_a_peer_there_is_no_comparison(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--model", "model"]) == 2
     assert "name --vllm or --llama-server" in capsys.readouterr().err
+
+
+def test_vllm_has_no_part_where_the_model_is_a_gguf_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (library := openmp(tmp_path)).parent.mkdir(parents=True)
+    library.touch()
+    assert main(["--vllm", str(tmp_path), "--model", "model.gguf"]) == 2
+    assert "model.gguf is a GGUF file, which vLLM does not serve" in capsys.readouterr().err
