@@ -5,7 +5,6 @@ log-probability is within 1e-4.
 """
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -21,7 +20,6 @@ from tests.e2e.test_pair import num_handed_off, until_handed_off
 WITHIN = 1e-4  # of log-probabilities
 _TILES = (32, 64)  # tokens; at multiples of these the kernels of attention go on to another tile
 _SHORT, _LONG = 10, 110  # tokens of an answer
-_TOLD_S = 1.2  # within which a worker tells its load, whatever it does
 _KILLED_AFTER = 20  # tokens
 
 
@@ -69,11 +67,11 @@ def check_prefix_hits(forced: ForcedStack) -> None:
     for attempt in range(4):  # a stalled machine may have the gateway choose the other decode worker
         first = prompt_of(500 + attempt, length)
         second = clear_prompt_after(forced, first[:-1], 7)
-        before = _settled(forced, ForcedStack.moved_bytes)
+        before = gateway.moved_bytes()
         until_handed_off(gateway, 1, partial(_complete, forced, first, _SHORT))
-        of_first = _settled(forced, ForcedStack.moved_bytes) - before
+        of_first = gateway.moved_bytes() - before
         answer = until_handed_off(gateway, 1, partial(_complete, forced, second, _SHORT))
-        of_second = _settled(forced, ForcedStack.moved_bytes) - before - of_first
+        of_second = gateway.moved_bytes() - before - of_first
         _assert_right(forced, second, answer.choices[0], _SHORT)
         cached = answer.usage.prompt_tokens_details.cached_tokens
         assert cached == (length - 1) // BLOCK * BLOCK, f"{cached} tokens are cached"
@@ -89,12 +87,15 @@ def check_preemption(forced: ForcedStack) -> None:
     number = max(8, math.ceil(1.5 * room / forced.fewest_slices(shortest + _LONG)))
     prompts = [clear_prompt(forced.model, 600 + index, shortest + index, _LONG) for index in range(number)]
     before = list[float]()  # each time that they are asked for
-    note = partial(_note_computed, forced, before)
+
+    def note() -> None:
+        before.append(_computed_by_decode(forced))
+
     for prompt, choice in zip(prompts, _answers(forced, prompts, _LONG, note), strict=True):
         _assert_right(forced, prompt, choice, _LONG)
     if forced.config.window is None:  # where all layers slide, sequences free what lies behind their windows
         needed = len(prompts) * (_LONG - 1)  # a token each; the first came from prefill
-        assert _settled(forced, _computed_by_decode) - before[-1] > needed, "no sequence is computed again"
+        assert _computed_by_decode(forced) - before[-1] > needed, "no sequence is computed again"
 
 
 def check_handoffs(forced: ForcedStack) -> None:
@@ -205,23 +206,8 @@ def _scores(forced: ForcedStack, tokens: list[int]) -> torch.Tensor:
     return logits.log_softmax(-1)
 
 
-def _settled(forced: ForcedStack, read: Callable[[ForcedStack], float]) -> float:
-    """A figure of workers, once all is over and all workers have told theirs."""
-    forced.gateway.wait_for_baseline()
-    told, since = read(forced), time.monotonic()
-    while time.monotonic() - since < _TOLD_S:
-        time.sleep(0.1)
-        if (now := read(forced)) != told:
-            told, since = now, time.monotonic()
-    return told
-
-
 def _computed_by_decode(forced: ForcedStack) -> float:
-    return forced.gateway.metric("baton_worker_computed_tokens", role="decode")
-
-
-def _note_computed(forced: ForcedStack, noted: list[float]) -> None:
-    noted.append(_settled(forced, _computed_by_decode))
+    return forced.gateway.settled("baton_worker_computed_tokens", role="decode")
 
 
 def _kill_decode_worker(forced: ForcedStack) -> None:

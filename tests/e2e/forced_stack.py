@@ -60,10 +60,6 @@ class ForcedStack:
         seen = [min(num_blocks, -(-window // BLOCK)) for window in groups.later_windows]
         return sum(size * blocks for size, blocks in zip(groups.sizes, [num_blocks, *seen], strict=True))
 
-    def moved_bytes(self) -> float:
-        """KV bytes that decode workers read so far, as far as they have told."""
-        return self.gateway.metric("baton_kv_bytes_moved_total")
-
 
 @contextlib.contextmanager
 def forced_stack(name: str, transport: str, directory: Path) -> Iterator[ForcedStack]:

@@ -90,6 +90,17 @@ class Endpoint:
         """Seconds until then."""
         return wait_until(self.at_baseline, timeout_s, "the baseline")
 
+    def settled(self, name: str, **labels: str) -> float:
+        """A metric of workers once all is over. They tell it with each frame and when they have no request, together
+        with the blocks that are free, so at the baseline nothing is missing.
+        """
+        self.wait_for_baseline()
+        return self.metric(name, **labels)
+
+    def moved_bytes(self) -> float:
+        """KV bytes that workers read of others so far, once all is over."""
+        return self.settled("baton_kv_bytes_moved_total")
+
 
 class Gateway(Endpoint):
     """A gateway process."""

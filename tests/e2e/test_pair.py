@@ -134,13 +134,10 @@ def test_of_layers_with_a_window_the_last_blocks_move(transport: str, tmp_path: 
         seeds = count(70)
 
         def moved() -> float:
-            time.sleep(1.1)  # the last load report carries the bytes moved
-            before = stack.gateway.metric("baton_kv_bytes_moved_total")
+            before = stack.gateway.moved_bytes()
             prompt = clear_prompt(model, next(seeds), 150, 4)
             stack.gateway.client.completions.create(prompt=prompt, max_tokens=4, **GREEDY)
-            stack.gateway.wait_for_baseline()
-            time.sleep(1.1)
-            return stack.gateway.metric("baton_kv_bytes_moved_total") - before
+            return stack.gateway.moved_bytes() - before
 
         assert until_handed_off(stack.gateway, 1, moved) == (10 + 6 * (10 - (150 - 20 + 1) // 16)) * layer_bytes
 
@@ -169,16 +166,12 @@ def test_the_next_turn_finds_its_blocks_on_both_workers_and_moves_only_the_rest(
         """Cached tokens and bytes moved of the second."""
         prompt = clear_prompt(llama, next(seeds), prompt_len, num_tokens)
         gateway.client.completions.create(prompt=prompt, max_tokens=num_tokens, **GREEDY)
-        gateway.wait_for_baseline()
         turn = prompt + generate(llama, prompt, num_tokens).tokens + prompt_of(49, 30)
-        time.sleep(1.1)  # the last load report carries the bytes moved
-        before = gateway.metric("baton_kv_bytes_moved_total")
+        before = gateway.moved_bytes()
         answer = gateway.client.completions.create(prompt=turn, max_tokens=2, **GREEDY)
         assert answer.usage is not None
         assert answer.usage.prompt_tokens_details is not None
-        gateway.wait_for_baseline()
-        time.sleep(1.1)
-        moved = gateway.metric("baton_kv_bytes_moved_total") - before
+        moved = gateway.moved_bytes() - before
         return answer.usage.prompt_tokens_details.cached_tokens or 0, moved
 
     cached_tokens, moved = until_handed_off(gateway, 2, two_turns)
@@ -190,8 +183,7 @@ def test_the_next_turn_finds_its_blocks_on_both_workers_and_moves_only_the_rest(
 
 def test_prompts_together_over_one_cold_prefix_compute_and_move_it_once(stack: Stack):
     gateway, prefix = stack.gateway, prompt_of(60, 160)
-    time.sleep(1.1)
-    moved_before = gateway.metric("baton_kv_bytes_moved_total")
+    moved_before = gateway.moved_bytes()
     handed_off_before = num_handed_off(gateway)
 
     def cached(index: int) -> int:
@@ -202,9 +194,7 @@ def test_prompts_together_over_one_cold_prefix_compute_and_move_it_once(stack: S
 
     with ThreadPoolExecutor(32) as pool:
         assert sorted(pool.map(cached, range(32))) == [0] + [160] * 31
-    gateway.wait_for_baseline()
-    time.sleep(1.1)
-    moved = gateway.metric("baton_kv_bytes_moved_total") - moved_before
+    moved = gateway.moved_bytes() - moved_before
     handed_off = num_handed_off(gateway) - handed_off_before
     assert handed_off > 20  # all, unless a stalled machine makes one worker avoid the other for a moment
     assert moved == (160 // 16 + handed_off) * (2 * 2 * 2 * 16 * 16 * 4)

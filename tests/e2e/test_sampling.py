@@ -1,7 +1,6 @@
 """Choices, penalties and scores of prompts through the whole stack: handed off, and the same as without."""
 
 import math
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,9 @@ def test_choices_are_those_of_requests_with_their_seeds_and_move_once(stack: Sta
         assert answer.usage.prompt_tokens == 43
         return [choice.text for choice in answer.choices]
 
-    time.sleep(1.1)  # the last load report carries the bytes moved
-    before = gateway.metric("baton_kv_bytes_moved_total")
+    before = gateway.moved_bytes()
     together = choices()
-    gateway.wait_for_baseline()
-    time.sleep(1.1)
-    moved = gateway.metric("baton_kv_bytes_moved_total") - before
+    moved = gateway.moved_bytes() - before
     # All blocks once, or, where a stalled machine makes decode avoid prefill for a moment, none.
     assert moved in (0, math.ceil(43 / 16) * (2 * 2 * 2 * 16 * 16 * 4))
     with stack.serving("--handoff", "never") as alone:
