@@ -31,14 +31,15 @@ class Result:
 
 def run_checks(forced: ForcedStack) -> dict[str, Result]:
     """Runs all checks, also those after one that fails. After each, no block may stay taken."""
-    return {name: _run(name, forced) for name in CHECKS}
+    return {name: run_check(name, forced) for name in CHECKS}
 
 
-def _run(name: str, forced: ForcedStack) -> Result:
+def run_check(name: str, forced: ForcedStack, baseline_s: float = 120.0) -> Result:
+    """Runs a check, after which blocks may stay taken for so many seconds, and mends the stack if it fails."""
     began = time.monotonic()
     try:
         CHECKS[name](forced)
-        forced.gateway.wait_for_baseline()
+        forced.gateway.wait_for_baseline(baseline_s)
     except Exception:  # of any kind: the others run all the same, and this one is told
         forced.stack.heal()
         return Result(time.monotonic() - began, traceback.format_exc())

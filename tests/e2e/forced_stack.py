@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,8 +62,16 @@ class ForcedStack:
 
 
 @contextlib.contextmanager
-def forced_stack(name: str, transport: str, directory: Path) -> Iterator[ForcedStack]:
-    """The stack of a shape, which ends with the context. directory: an empty one."""
+def forced_stack(
+    name: str,
+    transport: str,
+    directory: Path,
+    prepare: Callable[[], None] | None = None,
+    prepare_gateway: Callable[[], None] | None = None,
+) -> Iterator[ForcedStack]:
+    """The stack of a shape, which ends with the context. directory: an empty one. prepare, prepare_gateway: see
+    `Stack`.
+    """
     family, shape = SHAPES[name]
     model = write_model(directory / "model", family, **shape)
     config = parse_model_config(open_model(model).config())
@@ -71,6 +79,14 @@ def forced_stack(name: str, transport: str, directory: Path) -> Iterator[ForcedS
     options = ["--max-num-batched-tokens", str(CHUNK), "--block-size", str(BLOCK), "--transport", transport]
     kv_memory = f"{math.ceil(NUM_BLOCKS * layout.num_slices * layout.block_bytes / 1024)}KiB"
     with running_redis(directory) as redis:
-        stack = Stack(model, worker_ports(1, 2), options, redis.url, kv_memory=kv_memory)
+        stack = Stack(
+            model,
+            worker_ports(1, 2),
+            options,
+            redis.url,
+            kv_memory=kv_memory,
+            prepare=prepare,
+            prepare_gateway=prepare_gateway,
+        )
         with stack.running():
             yield ForcedStack(name, transport, stack, config, layout)
