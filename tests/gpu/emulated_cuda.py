@@ -199,8 +199,11 @@ class DeviceTensor(torch.Tensor):  # type: ignore[misc]
         return self.cpu().tolist()
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        target = self[index]
-        target.copy_(value) if isinstance(value, torch.Tensor) else target.fill_(value)
+        if all(isinstance(one, int | slice | type(None) | type(...)) for one in _each(index)):
+            target = self[index]  # a view
+            target.copy_(value) if isinstance(value, torch.Tensor) else target.fill_(value)
+        else:
+            _card().put(self, index, value)
 
     def __repr__(self) -> str:
         return f"DeviceTensor({tuple(self.shape)}, {self.dtype})"
@@ -403,6 +406,21 @@ class Card:
             self._stand_still("for a copy between the device and the host")
         return target
 
+    def put(self, target: DeviceTensor, index: Any, value: Any) -> None:
+        """Writes to elements that tensors or lists name. The host waits where these are its own, or where a mask has to
+        be counted.
+        """
+        if isinstance(value, torch.Tensor) and value.dim() and not isinstance(value, DeviceTensor):
+            raise Violation("an indexed assignment: tensors of the host and of the device")
+        names = [one for one in _each(index) if not isinstance(one, int | slice | type(None) | type(...))]
+        ours = [one for one in (target, value, *names) if isinstance(one, DeviceTensor)]
+        counts = any(isinstance(one, torch.Tensor) and one.dtype == torch.bool for one in names)
+        waits = any(not isinstance(one, DeviceTensor) for one in names) or (counts and _dim(value) > 0)
+        here, at, values = pytree.tree_map(_here, (target, index, value))
+        self._start(lambda: here.__setitem__(at, values), ours)
+        if waits:
+            self._stand_still("for an indexed assignment")
+
     def _is_pinned(self, *tensors: torch.Tensor) -> bool:
         on_host = [one for one in tensors if not isinstance(one, DeviceTensor)]
         return all(one.untyped_storage().data_ptr() in self.pinned for one in on_host)
@@ -475,6 +493,22 @@ def _is_held(item: Work | Moment | Wait) -> bool:
 
 def _meta(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _each(index: Any) -> tuple[Any, ...]:
+    """The parts of an index."""
+    return index if isinstance(index, tuple) else (index,)
+
+
+def _dim(value: Any) -> int:
+    return value.dim() if isinstance(value, torch.Tensor) else 0
+
+
+def _here(value: Any) -> Any:
+    """A value as it is now on the host, or where the data of a tensor of the device lies."""
+    if isinstance(value, DeviceTensor):
+        return value.here
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _spoil(*tensors: torch.Tensor) -> None:

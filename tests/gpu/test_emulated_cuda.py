@@ -61,6 +61,28 @@ def test_a_copy_to_the_device_reads_what_is_there_then(late: Card) -> None:
     assert device.item() == 2
 
 
+def test_an_indexed_assignment_writes_to_the_tensor_when_its_turn_has_come(late: Card) -> None:
+    """Where the index is a tensor of the device; one of the host, or a mask that has to be counted, is waited for."""
+    numbers, rows = torch.zeros(4, 2, device="cuda"), torch.tensor([3, 1], device="cuda")
+    late.waits.clear()
+    values = torch.ones(2, 2, device="cuda")
+    numbers[rows] = values
+    values.fill_(7)
+    numbers[rows, 1] += 1
+    numbers[numbers == 1] = 5
+    assert late.waits == []
+    assert numbers.tolist() == [[0, 0], [5, 2], [0, 0], [5, 2]]
+    three = torch.arange(1, 4, dtype=torch.float32, device="cuda")
+    late.waits.clear()
+    numbers[[0, 2]] = 8
+    numbers[torch.tensor([2]), 1:] = 9
+    numbers[numbers == 8] = three
+    assert late.waits == ["busy: for an indexed assignment"] * 3
+    assert numbers.tolist() == [[1, 2], [5, 2], [3, 9], [5, 2]]
+    with pytest.raises(Violation, match="host and of the device"):
+        numbers[rows] = torch.ones(2, 2)
+
+
 @pytest.mark.parametrize(("order", "found"), [(Order.LATE, 1), (Order.EARLY, 2)])
 def test_streams_that_do_not_wait_for_each_other_run_in_the_worst_order(order: Order, found: int) -> None:
     with emulated_cuda(order):
