@@ -8,7 +8,7 @@ Rows that begin with the same blocks attend to these together (cascade attention
 arXiv 2501.01005) if that saves enough, and then each to the rest of its own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -23,7 +23,7 @@ from services.engine.attention.by_layer import ByLayer, Windows, by_layer
 from services.engine.attention.flash_attention import FlashAttention
 from services.engine.attention.paged_pool import begin_tokens
 from services.engine.attention.shared_prefix import SharedPrefix, shared_prefixes, tokens_of
-from services.engine.attention.tile_attention import TileAttention
+from services.engine.attention.tile_attention import TileAttention, TilePlan
 from services.engine.attention.torch_attention import TorchAttention, TorchPlan, with_sinks
 from services.engine.kernels.base import Scoring, Singles
 from services.engine.kernels.load import make_paged, make_tiles
@@ -32,6 +32,7 @@ from services.engine.kernels.load import make_paged, make_tiles
 # of 512 tokens took 5.6 ms; for 4, 128 and 512 of these tokens, the plan included, 0.1, 3.1 and 5.1. For a prompt of
 # 2,048 tokens it took 19.0 ms; for 1, 128 and 512 of them 0.1, 5.2 and 11.3.
 _LEAST_NARROWED = 16
+_NO_ROWS = np.empty(0, dtype=np.int64)
 _MIN_SAVED_BLOCKS = 64  # with fewer, decoding a group together costs more than it saves
 
 
@@ -84,6 +85,18 @@ class _Work:
             own += singles.tokens, singles.tables, singles.seq_lens
         return (len(singles.tokens), singles.tables.stride(0), int(singles.begun), *numbers), (*own, *tensors)
 
+    def over(self, tables: np.ndarray, singles: Singles | None) -> "_Work":
+        """Returns the same work over other block tables, int32[R, B]: for a layer with a window, whose rows share no
+        prefixes, so that nothing else depends on the tables. singles: the rows with one token, with these tables.
+        """
+        several = self.several
+        if several is not None:
+            assert isinstance(several, TilePlan)
+            several = TilePlan(torch.from_numpy(tables), several.passes)
+        if singles is not None and self.singles is not None:
+            singles = Singles(singles.tokens, singles.tables, self.singles.first_keys, singles.seq_lens, begun=False)
+        return _Work(self.window, several, singles, masked=None)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CpuPlan:
@@ -129,7 +142,16 @@ class CpuAttention:
 
     def prepare(self, queries: PagedQueries, windows: Windows = None) -> CpuPlan:
         """See `Attention.prepare`."""
-        return self._plan(queries, windows, self._offsets(queries))
+        return self.prepare_slices(queries, (windows,))[0]
+
+    def prepare_slices(self, queries: PagedQueries, windows: Sequence[Windows]) -> list[CpuPlan]:
+        """Does the work of `prepare` for several slices at once, whose layers have these windows.
+
+        The table of each slice follows that of the one before: int32[R, S * B]. What does not depend on it is planned
+        once, and all slices' results are in the same memory.
+        """
+        tables = _of_slices(queries.block_tables, len(windows))
+        return self._plans(queries, tables, windows, self._offsets(queries, tables))
 
     def narrow(self, plan: CpuPlan, tokens: Tensor, layer: int) -> CpuPlan | None:
         """Plans each token as a row of its own; None without kernels, and for more tokens than that pays for."""
@@ -141,29 +163,52 @@ class CpuAttention:
         unseen = queries.query_starts[rows + 1] - 1 - at  # tokens of the row after it
         seq_lens = (queries.seq_lens[rows] - unseen).astype(np.int32)
         few = PagedQueries(np.arange(len(at) + 1, dtype=np.int32), seq_lens, queries.block_tables[rows])
-        return self._plan(few, plan.work.at(layer).window, plan.offsets[:0])
+        return self._plans(few, few.block_tables[None], (plan.work.at(layer).window,), (plan.offsets[:0],))[0]
 
-    def _plan(self, queries: PagedQueries, windows: Windows, offsets: Tensor) -> CpuPlan:
-        is_single = np.diff(queries.query_starts) == 1
-        queries = replace(queries, block_tables=np.ascontiguousarray(queries.block_tables))
-        singles = None if self._kernels is None else self._singles(queries, np.flatnonzero(is_single))
-        work = by_layer(windows, partial(self._work, queries, is_single, singles))
-        return CpuPlan(queries, offsets, work, self._outputs(int(queries.query_starts[-1])))
+    def _plans(
+        self, queries: PagedQueries, tables: np.ndarray, windows: Sequence[Windows], offsets: Sequence[Tensor]
+    ) -> list[CpuPlan]:
+        """Plans each slice. tables: int32[S, R, B]; offsets: see `CpuPlan`."""
+        is_single = queries.query_starts[1:] - queries.query_starts[:-1] == 1
+        alone, several = np.flatnonzero(is_single), np.flatnonzero(~is_single)
+        outputs = self._outputs(int(queries.query_starts[-1]))
+        found: list[CpuPlan] = []
+        of_windows: dict[Windows, _Work] = {}
+        slices = zip(windows, tables, offsets, self._singles(queries, tables, alone), strict=True)
+        for window, own_tables, own_offsets, singles in slices:
+            own = PagedQueries(queries.query_starts, queries.seq_lens, own_tables)
+            if window in of_windows:
+                work = ByLayer((of_windows[window].over(own_tables, singles),), ())
+            else:
+                work = by_layer(window, partial(self._work, own, alone, several, singles))
+                if isinstance(window, int) and self._kernels is not None:
+                    of_windows[window] = work.values[0]
+            found.append(CpuPlan(own, own_offsets, work, outputs))
+        return found
 
-    def _work(self, queries: PagedQueries, is_single: np.ndarray, singles: Singles | None, window: int | None) -> _Work:
-        """Plans the layers with one window. singles: rows with one token; None: there are none, or no kernels."""
-        by_kernel = is_single & (self._kernels is not None)
-        is_masked = window is not None or self._scoring.softcap is not None
-        by_mask = ~by_kernel & (is_single | is_masked) & (self._kernels is None)
-        several = np.flatnonzero(~by_kernel & ~by_mask)
-        shared: list[SharedPrefix] = []
-        if singles is not None:
-            singles, shared = self._begun(singles, np.flatnonzero(by_kernel), window)
+    def _work(
+        self,
+        queries: PagedQueries,
+        alone: np.ndarray,
+        several: np.ndarray,
+        singles: Singles | None,
+        window: int | None,
+    ) -> _Work:
+        """Plans the layers with one window. alone, several: rows with one token and with more; singles: those with one,
+        None: there are none, or no kernels.
+        """
+        masked, shared = _NO_ROWS, list[SharedPrefix]()
+        if self._kernels is None:
+            masked = alone
+            if window is not None or self._scoring.softcap is not None:
+                masked, several = np.arange(len(queries.seq_lens)), _NO_ROWS
+        elif singles is not None:
+            singles, shared = self._begun(singles, alone, window)
         return _Work(
             window,
             several=self._several.prepare(queries, several, shared, window) if len(several) or shared else None,
             singles=singles,
-            masked=self._masked_part(queries, np.flatnonzero(by_mask), window),
+            masked=self._masked_part(queries, masked, window),
         )
 
     def kernel_inputs(self, plan: CpuPlan) -> KernelInputs | None:
@@ -219,18 +264,22 @@ class CpuAttention:
         out = self._pool.new_empty(num_tokens, self._num_heads, self._layout.head_dim)
         return out, self._pool.new_empty(out.shape[:2], dtype=torch.float32)
 
-    def _offsets(self, queries: PagedQueries) -> Tensor:
-        blocks, positions = begin_tokens(queries, self._pool, self._layout.block_size)
-        return torch.from_numpy(blocks * self._pool.stride(0) + positions * self._layout.head_dim)
+    def _offsets(self, queries: PagedQueries, tables: np.ndarray) -> list[Tensor]:
+        """Returns the offsets of the step's tokens in each slice, int64[T]."""
+        blocks, positions = begin_tokens(queries, tables, self._pool, self._layout.block_size)
+        return list(map(torch.from_numpy, blocks * self._pool.stride(0) + positions * self._layout.head_dim))
 
-    def _singles(self, queries: PagedQueries, rows: np.ndarray) -> Singles | None:
-        """Returns the rows with one token, which attend from their first key on; None: there are none."""
-        if not len(rows):
-            return None
+    def _singles(self, queries: PagedQueries, tables: np.ndarray, rows: np.ndarray) -> Sequence[Singles | None]:
+        """Returns the rows with one token in each slice, which attend from their first key on; None: there are none, or
+        no kernels.
+        """
+        if self._kernels is None or not len(rows):
+            return (None,) * len(tables)
         seq_lens = queries.seq_lens[rows]
-        parts = queries.query_starts[rows], queries.block_tables[rows], np.zeros_like(seq_lens), seq_lens
-        tokens, tables, first_keys, lens = map(torch.from_numpy, parts)
-        return Singles(tokens, tables, first_keys, lens, begun=False)
+        parts = queries.query_starts[rows], np.zeros_like(seq_lens), seq_lens
+        tokens, first_keys, lens = map(torch.from_numpy, parts)
+        of_slices = map(torch.from_numpy, tables.take(rows, axis=1))
+        return [Singles(tokens, own, first_keys, lens, begun=False) for own in of_slices]
 
     def _begun(self, singles: Singles, rows: np.ndarray, window: int | None) -> tuple[Singles, list[SharedPrefix]]:
         """Returns single tokens with the first key that each sees on its own, and the prefixes that some rows share."""
@@ -253,3 +302,11 @@ class CpuAttention:
         np.cumsum(np.diff(queries.query_starts)[rows], out=starts[1:])
         some = PagedQueries(starts, queries.seq_lens[rows], queries.block_tables[rows])
         return _Masked(torch.from_numpy(tokens_of(queries, rows)), self._masked.prepare(some, window))
+
+
+def _of_slices(tables: np.ndarray, num_slices: int) -> np.ndarray:
+    """Returns the tables of each slice, int32[S, R, B], of rows that have them one after the other, int32[R, S * B]."""
+    rows, width = tables.shape
+    if num_slices == 1:
+        return np.ascontiguousarray(tables)[None]
+    return np.ascontiguousarray(tables.reshape(rows, num_slices, width // num_slices).transpose(1, 0, 2))

@@ -76,7 +76,7 @@ class LatentCpuAttention:
     def prepare(self, queries: PagedQueries, windows: Windows = None) -> LatentPlan:
         """See `LatentAttention.prepare`."""
         assert windows is None, windows
-        blocks, positions = begin_tokens(queries, self._pool, self._layout.block_size)
+        (blocks,), positions = begin_tokens(queries, queries.block_tables[None], self._pool, self._layout.block_size)
         offsets = torch.from_numpy(blocks * self._pool.stride(0) + positions * self._layout.head_dim)
         is_expanded = np.diff(queries.query_starts) >= self._least_expanded
         expanded, absorbed = np.flatnonzero(is_expanded), np.flatnonzero(~is_expanded)

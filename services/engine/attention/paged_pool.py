@@ -8,18 +8,22 @@ from kvtransfer.layout import KvLayout
 from services.engine.attention.base import PagedQueries
 
 
-def begin_tokens(queries: PagedQueries, pool: Tensor, block_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the places of the step's T tokens: int64[T] blocks, and int[T] positions in them.
+def begin_tokens(
+    queries: PagedQueries, tables: np.ndarray, pool: Tensor, block_size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the places of the step's T tokens: int64[S, T] blocks, and int[T] positions in them.
 
-    Clears every block whose first position is among them, except those that the step fills.
+    Clears every block whose first position is among them, except those that the step fills. tables: int32[S, R, B], S
+    block tables of each row.
     """
-    rows = np.repeat(np.arange(len(queries.seq_lens)), np.diff(queries.query_starts))
+    rows = np.repeat(np.arange(len(queries.seq_lens)), queries.query_starts[1:] - queries.query_starts[:-1])
     shifts = queries.seq_lens - queries.query_starts[1:]  # a token's position minus its index in the step
     index, positions = np.divmod(np.arange(len(rows), dtype=np.int64) + shifts[rows], block_size)
-    blocks = queries.block_tables[rows, index].astype(np.int64)
-    begun = blocks[(positions == 0) & ((index + 1) * block_size > queries.seq_lens[rows])]
+    num_slices, num_rows, width = tables.shape
+    blocks = tables.reshape(num_slices, num_rows * width).take(rows * width + index, axis=1).astype(np.int64)
+    begun = np.flatnonzero((positions == 0) & ((index + 1) * block_size > queries.seq_lens[rows]))
     if len(begun):
-        pool.index_fill_(0, torch.from_numpy(begun), 0)
+        pool.index_fill_(0, torch.from_numpy(blocks[:, begun].reshape(-1)), 0)
     return blocks, positions
 
 

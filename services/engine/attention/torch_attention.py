@@ -136,7 +136,7 @@ class TorchAttention:
 
     def _new_head_rows(self, queries: PagedQueries) -> Tensor:
         layout = self._layout
-        blocks, positions = begin_tokens(queries, self._pool, layout.block_size)
+        (blocks,), positions = begin_tokens(queries, queries.block_tables[None], self._pool, layout.block_size)
         heads = blocks[:, None] * layout.num_kv_heads + self._heads
         head_rows = heads * (layout.num_layers * layout.num_planes * layout.block_size) + positions[:, None]
         return torch.from_numpy(head_rows.reshape(-1))
