@@ -56,6 +56,17 @@ _PARTS = {
         "a decode step beside streams to gateways, submits of long prompts and publishing",
         (("batch", 256, "sequences"), ("steps", 300, "steps of each round"), ("rounds", 2, "rounds of each kind")),
     ),
+    "latent": _Part(
+        "attention of a decode step over latents, beside K and V of as many heads: time, and KV bytes by the plan",
+        (
+            ("context", 4096, "tokens of each sequence"),
+            ("rows", 4, "sequences"),
+            ("threads", 1, "threads of the kernels"),
+            ("rounds", 7, "rounds, each in a process of its own; of each figure the median"),
+            ("runs", 15, "runs of each kind in a round, by turns"),
+            ("before", None, "another tree of this repository, whose dense attention is measured by turns too"),
+        ),
+    ),
     "model": _Part(
         "where a step's time goes in the model, beside what memory and cores allow; of another class: BATON_CPU_ISA",
         (
