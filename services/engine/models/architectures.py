@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.engine.models.decoder_settings import decoder_shapes, decoder_shares, parse_decoder_config
-from services.engine.models.encoder_config import ENCODERS, encoder_shares
+from services.engine.models.encoder_families import ENCODERS
+from services.engine.models.encoder_tensors import encoder_shares
 from services.engine.models.families import FAMILIES
 from services.engine.models.model_config import ModelConfig, Shard
 from services.engine.models.opt_config import opt_shapes, opt_shares, parse_opt_config

@@ -9,9 +9,7 @@ from services.engine.models.experts_config import (
     Experts,
 )
 from services.engine.models.model_config import ModelConfig
-from services.engine.models.rope_settings import (
-    Rope,
-)
+from services.engine.models.rope_config import Rope
 from services.protocol.model_files.base import ModelError
 
 SCORE = "score.weight"  # the tensor of a head for scores

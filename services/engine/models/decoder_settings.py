@@ -10,12 +10,9 @@ from services.engine.models.config import SCORE, DecoderConfig, layer_prefix
 from services.engine.models.families import FAMILIES, Family
 from services.engine.models.label_settings import read_num_labels, read_score_tokens
 from services.engine.models.model_config import Shard, read_dtype
+from services.engine.models.rope_config import DynamicScaling, FrequencyFactors, LongRopeScaling, Rope
 from services.engine.models.rope_settings import (
     ROPE_OF_ALL_LENGTHS,
-    DynamicScaling,
-    FrequencyFactors,
-    LongRopeScaling,
-    Rope,
     parse_partial_rotary_factor,
     parse_rope,
     parse_ropes_of_types,

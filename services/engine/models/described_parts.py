@@ -7,7 +7,7 @@ from services.engine.models.encoder_config import EncoderConfig
 from services.engine.models.families import FAMILIES
 from services.engine.models.model_config import ModelConfig
 from services.engine.models.opt_config import OptConfig
-from services.engine.models.rope_settings import (
+from services.engine.models.rope_config import (
     DynamicScaling,
     FrequencyFactors,
     LinearScaling,

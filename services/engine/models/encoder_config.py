@@ -1,18 +1,16 @@
-"""The shapes of encoders, read from a Hugging Face config.json, and the tensors that their checkpoints must have.
+"""The shapes of encoders, read from a Hugging Face config.json.
 
 BERT (Devlin et al. 2018, arXiv 1810.04805), RoBERTa (Liu et al. 2019, arXiv 1907.11692), XLM-RoBERTa (Conneau et al.
 2019, arXiv 1911.02116) and ModernBERT (Warner et al. 2024, arXiv 2412.13663). Every token sees all tokens of its row,
 or in some layers of ModernBERT those that are near. No token is generated, so nothing of a row is kept.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from services.engine.models.label_settings import read_num_labels
-from services.engine.models.model_config import ModelConfig, Shard, read_dtype
-from services.engine.models.rope_settings import Rope
+from services.engine.models.model_config import ModelConfig, read_dtype
+from services.engine.models.rope_config import Rope
 from services.engine.models.settings import ConfigSettings
-from services.engine.models.shapes import Shapes, Shares, linear_shapes
 from services.protocol.model_files.base import ModelError
 
 # Names of functions between the two products of an MLP, as config.json has them.
@@ -246,97 +244,3 @@ def _ropes(raw: ConfigSettings) -> tuple[Rope, Rope]:
         section.require("rope_type", "default")
         ropes.append(Rope(section.number("rope_theta", theta)))
     return ropes[0], ropes[1]
-
-
-def bert_shapes(config: EncoderConfig) -> Shapes:
-    """Returns the shapes of the tensors of BERT and of models of its kind."""
-    hidden, prefix = config.hidden_size, config.prefix
-    shapes: Shapes = {
-        f"{prefix}embeddings.word_embeddings.weight": (config.vocab_size, hidden),
-        f"{prefix}embeddings.position_embeddings.weight": (config.num_positions, hidden),
-        f"{prefix}embeddings.token_type_embeddings.weight": (config.num_token_types, hidden),
-    }
-    shapes |= _norm_shapes(f"{prefix}embeddings.LayerNorm", hidden, bias=True)
-    for layer in range(config.num_layers):
-        shapes |= _bert_layer_shapes(config, f"{prefix}encoder.layer.{layer}.")
-    return shapes
-
-
-def _bert_layer_shapes(config: EncoderConfig, prefix: str) -> Shapes:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    shapes: Shapes = {}
-    for name in ("query", "key", "value"):
-        shapes |= linear_shapes(f"{prefix}attention.self.{name}", hidden, hidden, bias=True)
-    shapes |= linear_shapes(f"{prefix}attention.output.dense", hidden, hidden, bias=True)
-    shapes |= _norm_shapes(f"{prefix}attention.output.LayerNorm", hidden, bias=True)
-    shapes |= linear_shapes(f"{prefix}intermediate.dense", inner, hidden, bias=True)
-    shapes |= linear_shapes(f"{prefix}output.dense", hidden, inner, bias=True)
-    return shapes | _norm_shapes(f"{prefix}output.LayerNorm", hidden, bias=True)
-
-
-def bert_classifier_shapes(config: EncoderConfig) -> Shapes:
-    """Returns the shapes of the tensors of the cross encoders of BERT's kind."""
-    return bert_shapes(config) | _head_shapes(config)
-
-
-def _head_shapes(config: EncoderConfig) -> Shapes:
-    hidden, (dense, output) = config.hidden_size, config.head_names
-    shapes = linear_shapes(dense, hidden, hidden, config.head_bias)
-    return shapes | linear_shapes(output, config.num_labels, hidden, bias=True)
-
-
-def modernbert_classifier_shapes(config: EncoderConfig) -> Shapes:
-    """Returns the shapes of the tensors of ModernBERT's cross encoders."""
-    norm = _norm_shapes("head.norm", config.hidden_size, config.norm_bias)
-    return modernbert_shapes(config) | norm | _head_shapes(config)
-
-
-def modernbert_shapes(config: EncoderConfig) -> Shapes:
-    """Returns the shapes of ModernBERT's tensors."""
-    hidden, inner, prefix = config.hidden_size, config.intermediate_size, "model."
-    shapes: Shapes = {f"{prefix}embeddings.tok_embeddings.weight": (config.vocab_size, hidden)}
-    norms = ["embeddings.norm", "final_norm"]
-    for layer in range(config.num_layers):
-        name = f"layers.{layer}."
-        shapes |= linear_shapes(f"{prefix}{name}attn.Wqkv", 3 * hidden, hidden, config.attention_bias)
-        shapes |= linear_shapes(f"{prefix}{name}attn.Wo", hidden, hidden, config.attention_bias)
-        shapes |= linear_shapes(f"{prefix}{name}mlp.Wi", 2 * inner, hidden, config.mlp_bias)
-        shapes |= linear_shapes(f"{prefix}{name}mlp.Wo", hidden, inner, config.mlp_bias)
-        norms += [f"{name}attn_norm"] * (layer > 0) + [f"{name}mlp_norm"]
-    for name in norms:
-        shapes |= _norm_shapes(f"{prefix}{name}", hidden, config.norm_bias)
-    return shapes
-
-
-def encoder_shares(config: EncoderConfig, shard: Shard) -> Shares:
-    """Raises ModelError: ranks share no encoder."""
-    raise ModelError(f"{config.architecture} is not shared out among ranks")
-
-
-def _norm_shapes(name: str, size: int, bias: bool) -> Shapes:
-    return {f"{name}.weight": (size,), **({f"{name}.bias": (size,)} if bias else {})}
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderFamily:
-    """One architecture of encoders."""
-
-    model_type: str
-    parse: Callable[[ConfigSettings, str], EncoderConfig]
-    shapes: Callable[[EncoderConfig], Shapes]
-
-
-ENCODERS = {
-    "BertModel": EncoderFamily("bert", parse_bert_config, bert_shapes),
-    "RobertaModel": EncoderFamily("roberta", parse_roberta_config, bert_shapes),
-    "XLMRobertaModel": EncoderFamily("xlm-roberta", parse_roberta_config, bert_shapes),
-    "ModernBertModel": EncoderFamily("modernbert", parse_modernbert_config, modernbert_shapes),
-    "BertForSequenceClassification": EncoderFamily("bert", parse_bert_classifier, bert_classifier_shapes),
-    "RobertaForSequenceClassification": EncoderFamily("roberta", parse_roberta_classifier, bert_classifier_shapes),
-    "XLMRobertaForSequenceClassification": EncoderFamily(
-        "xlm-roberta", parse_roberta_classifier, bert_classifier_shapes
-    ),
-    "ModernBertForSequenceClassification": EncoderFamily(
-        "modernbert", parse_modernbert_classifier, modernbert_classifier_shapes
-    ),
-}

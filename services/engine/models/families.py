@@ -36,12 +36,8 @@ from services.engine.models.part_tensors import (
     PartTensors,
     experts_or_gated_mlp,
 )
-from services.engine.models.rope_settings import (
-    GPT_OSS_ROPE,
-    PLAIN_ROPE,
-    Rope,
-    RopeRules,
-)
+from services.engine.models.rope_config import Rope
+from services.engine.models.rope_settings import GPT_OSS_ROPE, PLAIN_ROPE, RopeRules
 from services.engine.models.settings import ConfigSettings
 from services.engine.models.smollm3_settings import smollm3_settings
 from services.engine.models.window_settings import (

@@ -6,7 +6,7 @@ from typing import Self
 
 from kvtransfer.layer_groups import divide_layers
 from kvtransfer.layout import KvLayout
-from services.engine.models.rope_settings import Rope
+from services.engine.models.rope_config import Rope
 from services.engine.models.settings import ConfigSettings
 from services.protocol.model_files.base import ModelError
 

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from services.engine.models.rope_settings import (
+from services.engine.models.rope_config import (
     DynamicScaling,
     FrequencyFactors,
     LinearScaling,

@@ -17,7 +17,7 @@ from services.engine.models.dummy import dummy_id
 from services.engine.models.kv_scales import KvScales, read_kv_scales, unit_scales
 from services.engine.models.model_config import DTYPES, ModelConfig, layout_of
 from services.engine.models.registry import open_tensors, stored_dtype, weight_files
-from services.engine.models.rope_settings import DynamicScaling, LongRopeScaling
+from services.engine.models.rope_config import DynamicScaling, LongRopeScaling
 from services.engine.models.tensor_source import TensorSource
 from services.engine.models.weight_files import weights_id
 from services.engine.runner.model_check import check_options, wanted_len

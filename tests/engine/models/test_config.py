@@ -7,7 +7,7 @@ import pytest
 
 from services.engine.models.architectures import parse_model_config
 from services.engine.models.config import DecoderConfig
-from services.engine.models.rope_settings import Llama3Scaling, Rope
+from services.engine.models.rope_config import Llama3Scaling, Rope
 from services.protocol.model_files.base import ModelError
 from services.protocol.model_files.info import CONFIG_KEYS
 from tests.engine.models.published_configs import PUBLISHED
