@@ -200,7 +200,7 @@ async def test_the_launcher_is_told_to_restart_and_to_scale_and_its_words_are_sh
             await press(pilot, "c")
             assert text_of(app, "said") == "another command is under way"
             may_end.set()
-            await until(lambda: app._command is None)
+            await until(lambda: app._command.name is None)
             await press(pilot, "c")
             await until(lambda: isinstance(app.screen, ScaleQuestion))
             # One of them is just restarted, so that the gateway has it not.
@@ -238,12 +238,12 @@ async def test_who_leaves_while_a_command_is_under_way_is_asked_and_ends_it(tmp_
             await press(pilot, "q")
             assert isinstance(app.screen, Confirmation)
             await press(pilot, "n")
-            assert app._command is not None
+            assert app._command.name is not None
             assert not cancelled.is_set()
             await press(pilot, "q", "y")
         async with asyncio.timeout(30):
             await cancelled.wait()
-        await until(lambda: app._command is None)
+        await until(lambda: app._command.name is None)
 
 
 async def test_a_feed_that_ends_is_said_and_opened_again(tmp_path: Path):

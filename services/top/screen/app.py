@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from time import time
 from typing import Any, ClassVar
@@ -15,6 +15,7 @@ from services.config.option import Refusal
 from services.top import columns
 from services.top.commands import Commands, Launcher
 from services.top.feed import GatewayClient, GatewayError
+from services.top.screen.launcher_command import LauncherCommand
 from services.top.screen.lists import List
 from services.top.screen.questions import Confirmation, Numbers, RequestScreen, ScaleQuestion
 from services.top.summary import summary, unhealthy
@@ -60,8 +61,7 @@ class Top(App[str]):
         self._own_events: deque[FleetEvent] = deque(maxlen=MAX_EVENTS)  # what commands that were given here said
         self._was_heard = False
         self._lost: str | None = None  # why nothing is told now
-        self._command: tuple[str, Launcher] | None = None  # that is under way
-        self._has_ended = False
+        self._command = LauncherCommand(self, lambda name, line: self._note(name, "", line))
         self._summary = Static("connecting", id="summary", markup=False)
         self._unhealthy = Static("", id="unhealthy", markup=False)
         self._said = Static("", id="said", markup=False)
@@ -99,9 +99,7 @@ class Top(App[str]):
 
     def on_unmount(self) -> None:
         """Leaves a command that is under way, so that no thread waits for it."""
-        self._has_ended = True
-        if self._command is not None:
-            self._command[1].leave()
+        self._command.leave()
 
     async def _follow(self) -> None:
         """Takes in the feed, and opens it again when it ends. Where it never began, the application ends."""
@@ -146,7 +144,7 @@ class Top(App[str]):
 
     async def action_quit(self) -> None:
         """Ends the application; asks first where that ends a command."""
-        if self._command is None:
+        if self._command.name is None:
             self.exit()
             return
 
@@ -154,7 +152,9 @@ class Top(App[str]):
             if yes:
                 self.exit()
 
-        what = f"A {self._command[0]} is under way, and ends when you leave: what is done stays, the rest is not done."
+        what = (
+            f"A {self._command.name} is under way, and ends when you leave: what is done stays, the rest is not done."
+        )
         self.push_screen(Confirmation(f"{what} Leave?"), answered)
 
     def action_tab(self, name: str) -> None:
@@ -237,7 +237,7 @@ class Top(App[str]):
 
         def answered(yes: bool | None) -> None:
             if yes:
-                self._tell_launcher("restart", launcher, launcher.restart)
+                self._command.begin("restart", launcher, launcher.restart)
 
         what = "Restart all workers and the gateway, one by one? They serve meanwhile."
         self.push_screen(Confirmation(what), answered)
@@ -250,24 +250,18 @@ class Top(App[str]):
         if (launcher := self._launcher()) is None:
             return
 
-        def ask() -> None:
-            lines: list[str] = []
-            self._listen("scale", lambda: launcher.scale({}), lines.append)
-            if lines:
-                self._in_application(lambda: self._ask_numbers(launcher, lines[-1]))
-
-        self._begin("scale", launcher, ask)
+        self._command.ask("scale", launcher, lambda: launcher.scale({}), lambda here: self._ask_numbers(launcher, here))
 
     def _ask_numbers(self, launcher: Launcher, here: str) -> None:
         def answered(numbers: Numbers | None) -> None:
             if numbers is not None:
-                self._tell_launcher("scale", launcher, lambda: launcher.scale(numbers))
+                self._command.begin("scale", launcher, lambda: launcher.scale(numbers))
 
         self.push_screen(ScaleQuestion(here), answered)
 
     def _launcher(self) -> Launcher | None:
         """Finds the launcher of the gateway, or says why there is none to be told."""
-        if self._command is not None:
+        if self._command.name is not None:
             self._say("another command is under way")
             return None
         gateway = None if self._view.tick is None else self._view.tick.gateway
@@ -276,33 +270,6 @@ class Top(App[str]):
         if found is None:
             self._say("no `baton up` of this user on this machine runs this gateway: nobody can be told")
         return found
-
-    def _tell_launcher(self, what: str, launcher: Launcher, begin: Callable[[], Iterator[str]]) -> None:
-        def note(line: str) -> None:
-            self._in_application(lambda: self._note(what, "", line))
-
-        self._begin(what, launcher, lambda: self._listen(what, begin, note))
-
-    def _begin(self, what: str, launcher: Launcher, work: Callable[[], None]) -> None:
-        """Runs in a thread what waits for the launcher."""
-        self._command = what, launcher
-        self.run_worker(work, thread=True, group="launcher")
-
-    def _listen(self, what: str, begin: Callable[[], Iterator[str]], take: Callable[[str], None]) -> None:
-        """Takes each line of the launcher's answer, and notes a refusal; blocks."""
-        try:
-            for line in begin():
-                take(line)
-        except Refusal as refusal:
-            words = str(refusal)
-            self._in_application(lambda: self._note(what, "", words))
-        finally:
-            self._command = None
-
-    def _in_application(self, work: Callable[[], None]) -> None:
-        """Does something from a thread, while there is an application."""
-        if not self._has_ended:
-            self.call_from_thread(work)
 
     def _note(self, kind: str, name: str, text: str) -> None:
         """Says it below the lists, and keeps it among the events."""
