@@ -6,7 +6,7 @@ tools and results stand, what it takes for an error.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,18 @@ _CHANNELS = {
     },
 }
 
+_HARMONY = Family(
+    "harmony",
+    _in_channels,
+    text="<|channel|>final<|message|>{text}<|end|>",
+    thought="<|channel|>analysis<|message|>{text}<|end|><|start|>assistant",
+    user="<|start|>user<|message|>",
+    end="<|end|>",
+    result=" to=assistant<|channel|>commentary<|message|>",
+    tool="type {name} = (",
+    template="channels.jinja",
+)
+
 FAMILIES = {
     family.name: family
     for family in (
@@ -113,29 +125,8 @@ FAMILIES = {
             template="llama3.jinja",
         ),
         Family("mistral", _mistral, user="[INST] ", end="[/INST]", result="[TOOL_RESULTS] ", template="mistral.jinja"),
-        Family(
-            "channels",
-            _in_channels,
-            text="<|channel|>final<|message|>{text}<|end|>",
-            thought="<|channel|>analysis<|message|>{text}<|end|><|start|>assistant",
-            user="<|start|>user<|message|>",
-            end="<|end|>",
-            result=" to=assistant<|channel|>commentary<|message|>",
-            tool="type {name} = (",
-            template="channels.jinja",
-            response_template=_CHANNELS,
-        ),
-        Family(
-            "harmony",
-            _in_channels,
-            text="<|channel|>final<|message|>{text}<|end|>",
-            thought="<|channel|>analysis<|message|>{text}<|end|><|start|>assistant",
-            user="<|start|>user<|message|>",
-            end="<|end|>",
-            result=" to=assistant<|channel|>commentary<|message|>",
-            tool="type {name} = (",
-            template="channels.jinja",
-        ),
+        replace(_HARMONY, name="channels", response_template=_CHANNELS),
+        _HARMONY,
         Family("no-tools", _hermes),
     )
 }

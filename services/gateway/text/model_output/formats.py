@@ -5,7 +5,7 @@ such a model has.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 # What chat templates write before an assistant's message.
@@ -84,6 +84,14 @@ class CallForm:
         return (self.begin + self.before + "{")[0]
 
 
+_DEEPSEEK_FORM = CallForm(
+    begin="<｜tool▁calls▁begin｜>",
+    end="<｜tool▁calls▁end｜>",
+    mark="<｜tool▁calls▁begin｜>",
+    others=("<｜tool▁call▁begin｜>",),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class ToolForm:
     """The calls of a family of models.
@@ -127,29 +135,23 @@ TOOL_FORMS: Mapping[str, ToolForm] = {
     "deepseek-v31": ToolForm(
         _DEEPSEEK,
         ("<｜tool▁sep｜>",),
-        CallForm(
-            begin="<｜tool▁calls▁begin｜>",
+        replace(
+            _DEEPSEEK_FORM,
             separator="",
             before="<｜tool▁call▁begin｜>",
             middle="<｜tool▁sep｜>",
             after="<｜tool▁call▁end｜>",
-            end="<｜tool▁calls▁end｜>",
-            mark="<｜tool▁calls▁begin｜>",
-            others=("<｜tool▁call▁begin｜>",),
         ),
         unless=("```json",),
     ),
     "deepseek-v3": ToolForm(
         _DEEPSEEK,
         ("<｜tool▁sep｜>",),
-        CallForm(
-            begin="<｜tool▁calls▁begin｜>",
+        replace(
+            _DEEPSEEK_FORM,
             before="<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
             middle="\n```json\n",
             after="\n```<｜tool▁call▁end｜>",
-            end="<｜tool▁calls▁end｜>",
-            mark="<｜tool▁calls▁begin｜>",
-            others=("<｜tool▁call▁begin｜>",),
         ),
     ),
     "functools": ToolForm(
