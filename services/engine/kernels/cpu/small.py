@@ -94,16 +94,8 @@ def make_add_normed(dtype: str) -> Any:
     """
     element, of_weight = ELEMENTS[dtype], ELEMENTS["float32"]
     load, store, round_, pointer, size = element.load, element.store, element.round, element.pointer, element.size
-    load_weight, weight_pointer = of_weight.load, of_weight.pointer
+    load_weight, weight_pointer, factor_of = of_weight.load, of_weight.pointer, _factor_of_norm(dtype)
     arg = places("x y y_stride weight width eps")
-
-    @njit(fastmath=True, error_model="numpy")
-    def factor_of(y: Any, width: int, eps: float) -> float:
-        squares = float32(0)
-        for i in range(width):
-            value = load(y, i)
-            squares += value * value
-        return float32(1) / math.sqrt(squares / float32(width) + eps)
 
     @njit
     def add(x: Any, y: Any, weight: Any, width: int, factor: float) -> None:
@@ -141,16 +133,12 @@ def make_rotate(dtype: str, *, wide: bool) -> Any:
     element = ELEMENTS[dtype]
     load, store, round_, pointer, size = element.load, element.store, element.round, element.pointer, element.size
     rounded, load_weight, weight_pointer = _of_weight(dtype, wide=wide)
-    weight_size = ELEMENTS["float32" if wide else dtype].size
+    weight_size, factor_of = ELEMENTS["float32" if wide else dtype].size, _factor_of_norm(dtype)
     arg = places("heads stride num_heads head_dim rotary_dim cos sin weight eps")
 
     @njit(fastmath=True, error_model="numpy")
     def norm(x: Any, weight: Any, width: int, eps: float) -> None:
-        squares = float32(0)
-        for i in range(width):
-            value = load(x, i)
-            squares += value * value
-        factor = float32(1) / math.sqrt(squares / float32(width) + eps)
+        factor = factor_of(x, width, eps)
         for i in range(width):
             store(x, i, rounded(load(x, i) * factor) * load_weight(weight, i))
 
@@ -224,6 +212,21 @@ def _of_weight(dtype: str, *, wide: bool) -> tuple[Any, Any, Any]:
     return element.round, element.load, element.pointer
 
 
+def _factor_of_norm(dtype: str) -> Any:
+    """Makes a function of a row, its width and eps: what the RMSNorm multiplies the row's numbers by."""
+    load = ELEMENTS[dtype].load
+
+    @njit(fastmath=True, error_model="numpy")
+    def factor_of(x: Any, width: int, eps: float) -> float:
+        squares = float32(0)
+        for i in range(width):
+            value = load(x, i)
+            squares += value * value
+        return float32(1) / math.sqrt(squares / float32(width) + eps)
+
+    return factor_of
+
+
 @per_item
 def make_store_kv(dtype: str) -> Any:
     """Makes a kernel that copies each token's K and V heads into the pool. An item is a token.
@@ -261,15 +264,12 @@ def make_store_latent(dtype: str) -> Any:
     """
     element = ELEMENTS[dtype]
     load, store, round_, pointer, size = element.load, element.store, element.round, element.pointer, element.size
+    factor_of = _factor_of_norm(dtype)
     arg = places("kv stride rank rope_dim cos sin weight eps pool offsets")
 
     @njit(fastmath=True, error_model="numpy")
     def norm(x: Any, weight: Any, out: Any, width: int, eps: float) -> None:
-        squares = float32(0)
-        for i in range(width):
-            value = load(x, i)
-            squares += value * value
-        factor = float32(1) / math.sqrt(squares / float32(width) + eps)
+        factor = factor_of(x, width, eps)
         for i in range(width):
             store(out, i, round_(load(x, i) * factor) * load(weight, i))
 
