@@ -26,6 +26,23 @@ LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
+def load_item(items, item, tables):
+    """Loads an item: its first entry, their number, its row's blocks, its first and its end key, and its split."""
+    fields = items + (1 + item) * 6
+    first_entry, num_entries = tl.load(fields), tl.load(fields + 1)
+    table = tables + tl.load(fields + 2)
+    return first_entry, num_entries, table, tl.load(fields + 3), tl.load(fields + 4), tl.load(fields + 5)
+
+
+@triton.jit
+def load_entries(tokens, limits, partials, entries, present):
+    """Loads the token, the limit and the partial output of each row's entry; -1 as the latter where there is none."""
+    token = tl.load(tokens + entries, mask=present, other=0).to(tl.int64)
+    limit = tl.load(limits + entries, mask=present, other=0)
+    return token, limit, tl.load(partials + entries, mask=present, other=-1)
+
+
+@triton.jit
 def load_keys(pointers, present, DIMS: tl.constexpr, HEAD_DIM: tl.constexpr, MASKED: tl.constexpr):
     """Loads K or V of a tile, with zeros for missing keys: their memory may hold NaN, and 0 * NaN is NaN."""
     dims = tl.arange(0, DIMS)
@@ -215,19 +232,10 @@ def attend_items(
     dims = tl.arange(0, DIMS)
     heads = kv_head * GROUP + rows % GROUP
     for item in range(tl.program_id(0), tl.load(items), tl.num_programs(0)):
-        fields = items + (1 + item) * 6
-        first_entry = tl.load(fields)
-        num_entries = tl.load(fields + 1)
-        table = tables + tl.load(fields + 2)
-        first_key = tl.load(fields + 3)
-        end_key = tl.load(fields + 4)
-        split = tl.load(fields + 5)
-
+        first_entry, num_entries, table, first_key, end_key, split = load_item(items, item, tables)
         present = rows < num_entries * GROUP
         entries = first_entry + rows // GROUP
-        token = tl.load(tokens + entries, mask=present, other=0).to(tl.int64)
-        limit = tl.load(limits + entries, mask=present, other=0)
-        partial = tl.load(partials + entries, mask=present, other=-1)
+        token, limit, partial = load_entries(tokens, limits, partials, entries, present)
         inside = present[:, None] & (dims < HEAD_DIM)[None, :]
         queries = q + (token * q_stride + heads * HEAD_DIM)[:, None] + dims[None, :]
         query = tl.load(queries, mask=inside, other=0.0).to(DOT)

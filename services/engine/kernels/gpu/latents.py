@@ -11,7 +11,7 @@ keys, which are in the cache after the first.
 import triton
 import triton.language as tl
 
-from services.engine.kernels.gpu.attention import LN2, load_keys, weigh
+from services.engine.kernels.gpu.attention import LN2, load_entries, load_item, load_keys, weigh
 from services.engine.kernels.gpu.casts import cast, through
 
 
@@ -96,19 +96,10 @@ def attend_latents(
     ranks, ropes = tl.arange(0, RANKS), tl.arange(0, ROPES)
     heads = tl.program_id(1) * HEAD_TILE + rows % HEAD_TILE
     for item in range(tl.program_id(0), tl.load(items), tl.num_programs(0)):
-        fields = items + (1 + item) * 6
-        first_entry = tl.load(fields)
-        num_entries = tl.load(fields + 1)
-        table = tables + tl.load(fields + 2)
-        first_key = tl.load(fields + 3)
-        end_key = tl.load(fields + 4)
-        split = tl.load(fields + 5)
-
+        first_entry, num_entries, table, first_key, end_key, split = load_item(items, item, tables)
         present = (rows < num_entries * HEAD_TILE) & (heads < HEADS)
         entries = first_entry + rows // HEAD_TILE
-        token = tl.load(tokens + entries, mask=present, other=0).to(tl.int64)
-        limit = tl.load(limits + entries, mask=present, other=0)
-        partial = tl.load(partials + entries, mask=present, other=-1)
+        token, limit, partial = load_entries(tokens, limits, partials, entries, present)
         inside = present[:, None] & (ranks < RANK)[None, :]
         at_latent = token * latent_stride + heads.to(tl.int64) * latent_head_stride
         query = tl.load(q_latent + at_latent[:, None] + ranks[None, :], mask=inside, other=0.0).to(DOT)
