@@ -75,6 +75,14 @@ _PARTS = {
             ("float32", 0, "1: in float32, and not in bfloat16"),
         ),
     ),
+    "packed": _Part(
+        "steps over weights in codes beside the same in numbers, and from how many rows on codes are unpacked",
+        (
+            ("model", None, "the checkpoint or GGUF file, instead of the demo model"),
+            ("context", 120, "tokens of each sequence that decodes"),
+            ("float32", 0, "1: in float32, and not in bfloat16"),
+        ),
+    ),
     "pauses": _Part(
         "how long one request can hold a gateway's event loop: the worst requests, each beside a small one",
         (("rounds", 3, "rounds, of which the best one counts"),),

@@ -79,7 +79,7 @@ def measure(model: Path, context: int, dtype: torch.dtype) -> list[Record]:
             *(
                 record
                 for rows, new in _STEPS
-                for record in _of_step(_Step(config, weights, rows, new, context), limits)
+                for record in _of_step(MeasuredStep(config, weights, rows, new, context), limits)
             ),
         ]
 
@@ -116,7 +116,7 @@ class _Limits:
         return max(kv_bytes / self.copied, operations / self.flops)
 
 
-def _of_step(step: "_Step", limits: _Limits) -> list[Record]:
+def _of_step(step: "MeasuredStep", limits: _Limits) -> list[Record]:
     records: list[Record] = []
     total_limit = 0.0
     for name, run, limit_s in step.parts(limits):
@@ -128,7 +128,7 @@ def _of_step(step: "_Step", limits: _Limits) -> list[Record]:
     return records
 
 
-class _Step:
+class MeasuredStep:
     """A step of sequences that have `new` tokens each: one after `context` others, or several of a prompt."""
 
     def __init__(self, config: DecoderConfig, weights: DecoderWeights, rows: int, new: int, context: int) -> None:

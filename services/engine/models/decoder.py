@@ -100,7 +100,7 @@ class Decoder:
         """
         weights, plan = self._weights, step.plan
         turns = tuple(rotation(inverse, step.positions, weights.dtype, by) for inverse, by in self._rotations)
-        x = weights.embedding[step.token_ids]
+        x = weights.embedding(step.token_ids)
         if self._embedding_scale is not None:
             x *= self._embedding_scale
 

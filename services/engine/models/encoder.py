@@ -18,6 +18,7 @@ from torch.nn import functional
 from services.engine.attention.base import Attention
 from services.engine.kernels.base import Operations
 from services.engine.models.base import Head, ModelInput
+from services.engine.models.embedding import Embedding
 from services.engine.models.encoder_config import EncoderConfig
 from services.engine.models.linear import Linear
 from services.engine.models.rope import inverse_frequencies, rotation
@@ -77,7 +78,7 @@ class EncoderWeights:
     """All of the weights, in one dtype."""
 
     dtype: torch.dtype
-    embedding: Tensor  # [vocab, hidden]
+    embedding: Embedding  # [vocab, hidden]
     positions: Tensor | None  # [num_positions, hidden]; None: they are rotary
     token_types: Tensor | None  # [num_token_types, hidden]
     embedding_norm: LayerNorm
@@ -131,7 +132,7 @@ class Encoder:
         if config.padding_id is not None:
             places = _places(step, config.padding_id)
         types = weights.token_types[0 if step.token_types is None else step.token_types]
-        x = weights.embedding[step.token_ids] + types + weights.positions[places]
+        x = weights.embedding(step.token_ids) + types + weights.positions[places]
         x = weights.embedding_norm(x)
         for index, layer in enumerate(weights.layers):
             assert layer.attention_norm is not None
@@ -143,7 +144,7 @@ class Encoder:
         weights, config = self._weights, self._config
         assert weights.final_norm is not None
         turns = [rotation(frequencies, step.positions, weights.dtype) for frequencies in self._frequencies]
-        x = weights.embedding_norm(weights.embedding[step.token_ids])
+        x = weights.embedding_norm(weights.embedding(step.token_ids))
         for index, layer in enumerate(weights.layers):
             normed = x if layer.attention_norm is None else layer.attention_norm(x)
             turn = turns[config.reaches[index] is not None]
@@ -179,7 +180,7 @@ def load_bert(tensors: Tensors, config: EncoderConfig) -> EncoderWeights:
     embeddings = f"{config.prefix}embeddings."
     return EncoderWeights(
         dtype=tensors.dtype,
-        embedding=tensors.vector(f"{embeddings}word_embeddings.weight"),
+        embedding=tensors.embedding(f"{embeddings}word_embeddings.weight"),
         positions=tensors.vector(f"{embeddings}position_embeddings.weight"),
         token_types=tensors.vector(f"{embeddings}token_type_embeddings.weight"),
         embedding_norm=_load_norm(tensors, config, f"{embeddings}LayerNorm"),
@@ -196,7 +197,7 @@ def load_modernbert(tensors: Tensors, config: EncoderConfig) -> EncoderWeights:
     """Reads a checkpoint of ModernBERT that has these shapes. Raises ModelError."""
     return EncoderWeights(
         dtype=tensors.dtype,
-        embedding=tensors.vector("model.embeddings.tok_embeddings.weight"),
+        embedding=tensors.embedding("model.embeddings.tok_embeddings.weight"),
         positions=None,
         token_types=None,
         embedding_norm=_load_norm(tensors, config, "model.embeddings.norm"),

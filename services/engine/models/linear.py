@@ -6,15 +6,18 @@ products of another kind, which keep their own form of the weight. Weights that 
 where a kernel can (`coded_linear`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from services.engine.quantization.codes import CodedMatrix
+from services.engine.quantization.codes import CodedMatrix, stacked
+
+if TYPE_CHECKING:
+    from services.engine.kernels.cpu.coded_panels import CodedPanels
 
 # oneDNN 3.12 splits some 300 to 1,200 rows badly over two threads. The linear layers of an 82M Llama took, on a Xeon
 # with AMX: 256 rows 16 ms, 512 44, 1,024 93 (in pieces of 256: 68), 2,048 117 (136).
@@ -65,9 +68,7 @@ class Linear:
         kernel = None if self._kernel is None else self._kernel.columns(begin, end)
         if kernel is None:
             return None
-        part = Linear.__new__(Linear)
-        part._multiply = part._kernel = kernel
-        return part
+        return _of_kernel(kernel)
 
     @property
     def is_kernel(self) -> bool:
@@ -116,6 +117,37 @@ def coded_linear(matrices: Coded, bias: Tensor | None, make_product: MakeCodedPr
         return None
     layer = Linear.__new__(Linear)
     layer._kernel, layer._multiply = None, product
+    return layer
+
+
+def coded_kernel(matrices: Coded, bias: Tensor | None, dtype: torch.dtype) -> Linear | None:
+    """Makes a linear layer of codes, for x of this dtype, by a kernel for CPUs; None: there is none for them."""
+    from services.engine.kernels.cpu.coded_linear import CodedLinear, can_multiply
+
+    if not can_multiply(matrices, dtype):
+        return None
+    return _of_kernel(CodedLinear(matrices, bias, dtype))
+
+
+def coded_panels(matrices: Sequence[CodedMatrix], dtype: torch.dtype) -> "CodedPanels | None":
+    """Packs a matrix of codes for kernels for CPUs, with x and rows of this dtype; None: there are none for it."""
+    from services.engine.kernels.cpu.coded_linear import can_multiply
+    from services.engine.kernels.cpu.coded_panels import pack_codes
+
+    whole = stacked(matrices)
+    return pack_codes(whole[0]) if len(whole) == 1 and can_multiply(whole, dtype) else None
+
+
+def of_panels(panels: "CodedPanels", dtype: torch.dtype) -> Linear:
+    """Makes a linear layer of packed codes, for x of this dtype, without a bias."""
+    from services.engine.kernels.cpu.coded_linear import CodedLinear
+
+    return _of_kernel(CodedLinear.of_panels(panels, dtype))
+
+
+def _of_kernel(kernel: KernelProduct) -> Linear:
+    layer = Linear.__new__(Linear)
+    layer._multiply = layer._kernel = kernel
     return layer
 
 

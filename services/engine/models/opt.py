@@ -16,6 +16,7 @@ from torch.nn import functional
 from services.engine.attention.base import Attention
 from services.engine.kernels.base import Operations
 from services.engine.models.base import ModelInput
+from services.engine.models.embedding import Embedding
 from services.engine.models.linear import Linear
 from services.engine.models.opt_config import POSITION_OFFSET, OptConfig
 from services.engine.models.parts import ReluMlp
@@ -66,7 +67,7 @@ class OptWeights:
     """All of the weights, in one dtype."""
 
     dtype: torch.dtype
-    embedding: Tensor  # [vocab, embedding]
+    embedding: Embedding  # [vocab, embedding]
     positions: Tensor  # [max_position_embeddings + 2, hidden]
     project_in: Linear | None  # embedding -> hidden
     layers: tuple[OptLayer, ...]
@@ -79,7 +80,7 @@ class OptWeights:
 def load_opt(tensors: Tensors, config: OptConfig) -> OptWeights:
     """Reads a checkpoint that has these shapes. Raises ModelError."""
     prefix = "model.decoder."
-    embedding = tensors.vector(f"{prefix}embed_tokens.weight")
+    embedding = tensors.embedding(f"{prefix}embed_tokens.weight")
     return OptWeights(
         dtype=tensors.dtype,
         embedding=embedding,
@@ -123,7 +124,7 @@ class Opt:
     def _run_layers(self, step: ModelInput) -> Tensor:
         """Runs all layers. Returns [T, hidden]."""
         weights, norm_first = self._weights, self._config.norm_first
-        x = weights.embedding[step.token_ids]
+        x = weights.embedding(step.token_ids)
         if weights.project_in is not None:
             x = weights.project_in(x)
         x = x + weights.positions[step.positions + POSITION_OFFSET]

@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from services.engine.models.embedding import Embedding
 from services.engine.models.encoder_config import EncoderConfig
 from services.engine.models.experts_config import Experts
 from services.engine.models.grouped_mlp import ExpertWeights, GroupedMlp, packed_experts
 from services.engine.models.kv_scales import is_kv_scale
-from services.engine.models.linear import Linear, coded_linear
+from services.engine.models.linear import Linear, coded_kernel, coded_linear, coded_panels, of_panels
 from services.engine.models.makers import Makers
 from services.engine.models.model_config import ModelConfig
 from services.engine.models.shapes import Shapes, Share, Shares
@@ -92,11 +93,26 @@ class Tensors:
         """Makes the MLPs of a layer's experts: see `GroupedMlp`."""
         return GroupedMlp(experts, read, make_kernel=self._make_experts, make_product=self._make_product)
 
-    def head(self, embedding: Tensor, *, tied: bool) -> Linear:
+    def embedding(self, name: str) -> Embedding:
+        """Reads the embedding. It is kept in codes if it is stored so and a CPU's kernel decodes them."""
+        if self._fused and self._make_coded is None and (found := self._coded([name])) is not None:
+            panels = coded_panels(found, self.dtype)
+            self._count(found, is_kept=panels is not None)
+            if panels is not None:
+                return Embedding(name, panels, self.dtype)
+        return Embedding(name, self.vector(name), self.dtype)
+
+    def head(self, embedding: Embedding, *, tied: bool) -> Linear:
         """Makes the output layer, of the embedding itself if they are tied. It never uses `Makers.product`."""
-        if (coded := self._coded_linear([EMBEDDING if tied else HEAD], None)) is not None:
-            return coded
-        return Linear(embedding if tied else self._read(HEAD), None, fused=self._fused)
+        if tied and embedding.panels is not None:
+            return of_panels(embedding.panels, self.dtype)
+        if not tied or self._make_coded is not None:
+            coded = self._coded_linear([embedding.name if tied else HEAD], None)
+            if coded is not None:
+                return coded
+        weight = embedding.table if tied else self._read(HEAD)
+        assert weight is not None
+        return Linear(weight, None, fused=self._fused)
 
     def vector(self, name: str) -> Tensor:
         """Reads a tensor, or a rank's share of it, unchanged. Copies it if the source lends it: a file may change once
@@ -117,24 +133,38 @@ class Tensors:
         """Makes a linear layer of these matrices, one below the other; None: they are stored as numbers, or no kernel
         multiplies them.
         """
-        if self._make_coded is None:
+        if self._make_coded is None and not self._fused:
             return None
+        if (found := self._coded(names)) is None:
+            return None
+        if self._make_coded is None:
+            layer = coded_kernel(stacked(found), bias, self.dtype)
+        else:
+            layer = coded_linear(stacked(found), bias, self._make_coded)
+        self._count(found, is_kept=layer is not None)
+        return layer
+
+    def _coded(self, names: Sequence[str]) -> list[CodedMatrix] | None:
+        """Reads these matrices, or a rank's shares of them, as codes; None: they are stored as numbers."""
         found: list[CodedMatrix] = []
         for name in names:
             share = self._share(name)
             assert share is not None, f"{name} is another rank's"
-            pieces = [self._source.coded(name, rows, share.columns) for rows in share.rows or (None,)]
-            found += [piece for piece in pieces if piece is not None]
-            if None in pieces:
-                return None
-        layer = coded_linear(stacked(found), bias, self._make_coded)
-        for matrix in found:
-            if layer is None:
-                self._kept.unpack(matrix.form)
-            else:
+            for rows in share.rows or (None,):
+                piece = self._source.coded(name, rows, share.columns)
+                if piece is None:
+                    return None
+                found.append(piece)
+        return found
+
+    def _count(self, matrices: Sequence[CodedMatrix], *, is_kept: bool) -> None:
+        """Tells how matrices that are stored as codes are kept."""
+        for matrix in matrices:
+            if is_kept:
                 self._kept.keep(matrix.form)
                 self._on_read(matrix.nbytes)
-        return layer
+            else:
+                self._kept.unpack(matrix.form)
 
     def _read(self, name: str) -> Tensor:
         share = self._share(name)

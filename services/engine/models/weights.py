@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from services.engine.models.config import SCORE, DecoderConfig, layer_prefix
+from services.engine.models.embedding import Embedding
 from services.engine.models.families import FAMILIES
 from services.engine.models.linear import Linear
 from services.engine.models.parts import AttentionPart, Mlp, load_attention, load_gated_mlp, load_norm
@@ -38,7 +39,7 @@ class DecoderWeights:
     """All of a decoder's weights, in one dtype."""
 
     dtype: torch.dtype
-    embedding: Tensor  # [vocab, hidden]
+    embedding: Embedding  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [hidden]
     lm_head: Linear  # hidden -> vocab; of a model with a head for scores that head, hidden -> labels, in float32
@@ -52,7 +53,7 @@ class DecoderWeights:
 
 def load_decoder(tensors: Tensors, config: DecoderConfig, parts: LayerParts) -> DecoderWeights:
     """Reads a checkpoint that has these shapes. Raises ModelError."""
-    embedding = tensors.vector(EMBEDDING)
+    embedding = tensors.embedding(EMBEDDING)
     return DecoderWeights(
         dtype=tensors.dtype,
         embedding=embedding,
@@ -79,11 +80,12 @@ def _load_layer(tensors: Tensors, config: DecoderConfig, parts: LayerParts, laye
     )
 
 
-def _load_output(tensors: Tensors, config: DecoderConfig, embedding: Tensor) -> Linear:
+def _load_output(tensors: Tensors, config: DecoderConfig, embedding: Embedding) -> Linear:
     """Reads the output layer, or the head for scores, which may be the difference of two rows of the output layer."""
     if config.score_tokens:
-        rows = embedding if config.tie_word_embeddings else tensors.vector(HEAD)
-        no, yes = (rows[token].to(torch.float32) for token in config.score_token_ids)
+        ids = torch.tensor(config.score_token_ids, device=embedding.device)
+        rows = embedding(ids) if config.tie_word_embeddings else tensors.vector(HEAD)[ids]
+        no, yes = rows.to(torch.float32)
         return Linear((yes - no)[None], None)
     if config.num_labels:
         return Linear(tensors.vector(SCORE).to(torch.float32), None)

@@ -174,7 +174,20 @@ def _times_power(builder: Any, _result: Any, value: Any, exponent: Any, *_immedi
     return value
 
 
+def _look_up(builder: Any, result: Any, table: Any, indices: Any) -> Any:
+    """The table's elements with these indices, of which the lower bits count."""
+    found, count = ir.Constant(result, ir.Undefined), result.count
+    within = builder.and_(indices, ir.Constant(indices.type, [count - 1] * count))
+    within = builder.zext(within, ir.VectorType(ir.IntType(32), count)) if count > _LANES else within
+    for lane in map(ir.IntType(32), range(count)):
+        one = builder.extract_element(table, builder.extract_element(within, lane))
+        found = builder.insert_element(found, one, lane)
+    return found
+
+
 _AVX512: dict[str, Build] = {
+    "llvm.x86.avx512.permvar.hi.512": _look_up,
+    "llvm.x86.avx512.permvar.sf.512": _look_up,
     "llvm.x86.avx512.mask.reduce.ps.512": _above_whole,
     "llvm.x86.avx512.mask.scalef.ps.512": _times_power,
 }

@@ -23,7 +23,7 @@ HEAD_DIMS, GROUPS = range(32, 257, 8), range(1, 9)
 _BLOCK_SIZES = (16, 8, 32, 64)  # one after the other
 _DTYPES = ("bfloat16", "float32")
 _OF_HEADS = ("tiles", "singles")
-KERNELS = (*_OF_HEADS, "products", "small")
+KERNELS = (*_OF_HEADS, "products", "codes", "small")
 _AT_ONCE = 8  # kernels that a process compiles
 
 
@@ -77,7 +77,13 @@ def failures(shapes: list[Shape], steps: int | None, seed: int) -> list[str]:
     """What `run` does, in a process of the class."""
     import torch
 
-    from tests.engine.kernels import attention_shapes, product_shapes
+    from tests.engine.kernels import attention_shapes, coded_shapes, product_shapes
+
+    of_kernels = {
+        "products": product_shapes.product_failures,
+        "codes": coded_shapes.coded_failures,
+        "small": product_shapes.small_failures,
+    }
 
     torch.set_num_threads(1)
     found: list[str] = []
@@ -87,8 +93,7 @@ def failures(shapes: list[Shape], steps: int | None, seed: int) -> list[str]:
             heads = attention_shapes.Heads(shape.dtype, shape.head_dim, shape.group, shape.block_size, *own_scoring)
             found += attention_shapes.failures(shape.kernel, heads, steps, seed)
         else:
-            own = product_shapes.product_failures if shape.kernel == "products" else product_shapes.small_failures
-            found += own(getattr(torch, shape.dtype), steps, seed)
+            found += of_kernels[shape.kernel](getattr(torch, shape.dtype), steps, seed)
     return found
 
 

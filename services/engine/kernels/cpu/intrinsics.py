@@ -8,7 +8,7 @@ from typing import Any
 
 import numba
 from llvmlite import ir
-from numba import float32, float64, int32, int64, types, uint16, uint32
+from numba import float32, float64, int32, int64, types, uint8, uint16, uint32
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -52,6 +52,7 @@ def address_of(_context: Any, _pointer: Any) -> Any:
     return int64(_pointer), generate
 
 
+byte_pointer = _pointer_to(uint8)
 half_pointer = _pointer_to(uint16)
 int_pointer = _pointer_to(int32)
 word_pointer = _pointer_to(uint32)
@@ -76,6 +77,16 @@ def bits_float(_context: Any, _bits: Any) -> Any:
         return builder.bitcast(arguments[0], ir.FloatType())
 
     return float32(uint32), generate
+
+
+@intrinsic
+def float_of_half(_context: Any, _bits: Any) -> Any:
+    """Returns the float32 that is equal to the float16 with these bits (uint16)."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
+
+    return float32(uint16), generate
 
 
 @intrinsic

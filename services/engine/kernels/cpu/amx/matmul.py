@@ -97,6 +97,24 @@ def _multiply(x: int, stride: int, panel: int, both: bool) -> None:
         add_5_7_to_3()
 
 
+@njit(error_model="numpy")
+def multiply_blocks(
+    rows: int, x: int, stride: int, panel: int, steps: int, sums: int, afresh: bool, configs: int
+) -> None:
+    """Multiplies rows of x by steps of a panel, block after block. sums: float32[rows, 32], next to each other.
+
+    Leaves the last block's configuration; `save_config` and `load_config` are around it.
+    """
+    for row in range(0, rows, BLOCK):
+        count = min(BLOCK, rows - row)
+        amx.load_config(configs + count % BLOCK * 64)
+        both, own = count > _HALF, sums + row * BLOCK * 4
+        _begin(own, afresh, both)
+        for step in range(steps):
+            _multiply(x + row * stride + step * 64, stride, panel + step * _STEP_BYTES, both)
+        _end(own, both)
+
+
 @per_item
 def make_matmul(dtype: str, *, gated: bool) -> Any:
     """Makes a kernel with the arguments of `cpu.matmul.make_matmul`, and one more: `block_configs`. Tensors are

@@ -1,0 +1,109 @@
+"""Rows of a matrix of codes in panels, in numbers: those of an embedding whose panels an output layer multiplies."""
+
+from functools import cache
+from typing import Any
+
+import torch
+from numba import uint32
+from torch import Tensor
+
+from services.engine.kernels.cpu.coded_panels import CodedPanels, step_bytes, step_depth
+from services.engine.kernels.cpu.elements import ELEMENTS
+from services.engine.kernels.cpu.intrinsics import (
+    bits_float,
+    byte_pointer,
+    float_of_half,
+    float_pointer,
+    half_pointer,
+    int_pointer,
+    long_pointer,
+    njit,
+    word_pointer,
+)
+from services.engine.kernels.cpu.per_item import per_item, places
+from services.engine.kernels.cpu.register_tiles import COLUMNS
+from services.engine.kernels.cpu.team import Kernel, the_team
+from services.engine.quantization.codes import Code
+
+
+def decoded_rows(panels: CodedPanels, ids: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns rows of the matrix, [T, depth], as `CodedMatrix.numbers` has them. ids: int64[T], below its columns."""
+    rows = torch.empty(len(ids), panels.depth, dtype=dtype)
+    ids = ids.contiguous()
+    names = (str(kind).removeprefix("torch.") for kind in (dtype, panels.scale_dtype))
+    the_team().run(
+        _kernel(*names, panels.code, has_offsets=panels.has_offsets),
+        len(ids),
+        ids.data_ptr(),
+        rows.data_ptr(),
+        panels.memory.data_ptr(),
+        panels.panel_bytes,
+        panels.depth,
+        panels.group_steps,
+        panels.table.data_ptr(),
+        0 if panels.order is None else panels.order.data_ptr(),
+    )
+    return rows
+
+
+@cache
+def _kernel(dtype: str, scales: str, code: Code, *, has_offsets: bool) -> Kernel:
+    return make_decode_rows(dtype, scales, code, has_offsets=has_offsets)
+
+
+@per_item
+def make_decode_rows(dtype: str, scales: str, code: Code, *, has_offsets: bool) -> Any:
+    """Makes the kernel that decodes a row in each item.
+
+    Arguments of the kernel: ids, int64; rows, [T, depth]; panels, and bytes from one to the next; depth; steps of a
+    group; table of the codes' numbers, float32; order, int32, or 0.
+    """
+    arg = places("ids rows weight panel_bytes depth group_steps table order")
+    element, read = ELEMENTS[dtype], _READERS[scales]
+    of_step, code_bytes, is_nibble = step_depth(code), step_bytes(code), code.bits == 4
+    scale_size = 4 if scales == "float32" else 2
+    size, pointer, write = element.size, element.pointer, element.store
+
+    @njit
+    def code_at(step: int, depth: int, lane: int) -> int:
+        if is_nibble:
+            nibble = depth // 2 + 4 * (depth % 2)
+            return int((word_pointer(step)[lane] >> uint32(4 * nibble)) & uint32(15))
+        return int(byte_pointer(step)[depth * COLUMNS + lane])
+
+    def work(a: Any, item: int, _thread: int) -> None:
+        row = long_pointer(a[arg.ids])[item]
+        lane, depth, group = row % COLUMNS, a[arg.depth], a[arg.group_steps] * of_step
+        table, target = float_pointer(a[arg.table]), pointer(a[arg.rows] + item * depth * size)
+        codes = a[arg.weight] + row // COLUMNS * a[arg.panel_bytes]
+        for begin in range(0, depth, group):
+            end = min(begin + group, depth)
+            at_scales = codes + (end - begin + of_step - 1) // of_step * code_bytes
+            scale, offset = read(at_scales, lane), read(at_scales + COLUMNS * scale_size, lane) if has_offsets else 0.0
+            for i in range(begin, end):
+                step, rest = (i - begin) // of_step, (i - begin) % of_step
+                number = table[code_at(codes + step * code_bytes, rest, lane)] * scale
+                if has_offsets:
+                    number += offset
+                write(target, int_pointer(a[arg.order])[i] if a[arg.order] != 0 else i, number)
+            codes = at_scales + COLUMNS * scale_size * (2 if has_offsets else 1)
+
+    return njit(work)
+
+
+@njit
+def _read_float32(address: int, lane: int) -> float:
+    return float_pointer(address)[lane]
+
+
+@njit
+def _read_float16(address: int, lane: int) -> float:
+    return float_of_half(half_pointer(address)[lane])
+
+
+@njit
+def _read_bfloat16(address: int, lane: int) -> float:
+    return bits_float(uint32(half_pointer(address)[lane]) << uint32(16))
+
+
+_READERS = {"float32": _read_float32, "float16": _read_float16, "bfloat16": _read_bfloat16}

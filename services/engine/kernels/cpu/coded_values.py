@@ -1,0 +1,109 @@
+"""The numbers of codes as vectors, which the builders of products of coded panels load."""
+
+from typing import Any
+
+import torch
+from llvmlite import ir
+
+from services.engine.kernels.cpu.coded_panels import step_bytes, step_depth
+from services.engine.kernels.cpu.intrinsics import ISA, call_intrinsic
+from services.engine.kernels.cpu.register_tiles import COLUMNS
+from services.engine.kernels.cpu.vectors import LANES
+from services.engine.quantization.codes import Code
+
+_BYTE, _HALF, _WORD, _LONG = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+_FLOATS, _WORDS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(_WORD, LANES)
+_HALVES, _PAIRS = ir.VectorType(_HALF, LANES), ir.VectorType(_HALF, 2 * LANES)
+_TABLE_OF_PAIRS = 16 * 4  # bytes
+_E4M3_FACTOR = 2.0**8  # of what float16 makes of the bits of E4M3: its exponents begin at -14, E4M3's at -6
+
+
+class CodeReader:
+    """Builds the numbers of 16 columns of a panel: codes' values, without scale and offset."""
+
+    def __init__(self, builder: Any, code: Code, table: Any) -> None:
+        """table: address of `CodedPanels.table`."""
+        self._builder = builder
+        self._code = code
+        self._table = table
+        self.depth, self.step_bytes = step_depth(code), step_bytes(code)
+
+    def load(self, step: Any, vector: int) -> list[Any]:
+        """Loads the codes of a step, at this address, of 16 columns."""
+        if self._code.bits == 4:
+            return [self._load(step, vector * LANES * 4, _WORDS)]
+        return [self._load(step, at * COLUMNS + vector * LANES, ir.VectorType(_BYTE, LANES)) for at in range(2)]
+
+    def singles(self, loaded: list[Any], depth: int) -> Any:
+        """Returns the numbers at a depth of the step, 16 float32."""
+        builder = self._builder
+        if self._code.bits == 4:
+            return self._of_nibbles(loaded[0], depth // 2 + 4 * (depth % 2))
+        if self._code is Code.INT8:
+            return builder.sitofp(builder.sext(loaded[depth], _WORDS), _FLOATS)
+        bits = builder.shl(builder.sext(loaded[depth], _HALVES), ir.Constant(_HALVES, [7] * LANES))
+        bits = builder.and_(bits, ir.Constant(_HALVES, [0xBFFF] * LANES))  # without the sign's copy in the exponent
+        return builder.fpext(builder.bitcast(bits, ir.VectorType(ir.HalfType(), LANES)), _FLOATS)
+
+    def pairs(self, loaded: list[Any], pair: int) -> Any:
+        """Returns the numbers at the depths of a pair of the step, 16 words of two bfloat16. They are exact."""
+        builder = self._builder
+        if self._code.bits == 4:
+            shifted = builder.bitcast(self._shifted(loaded[0], pair), _PAIRS)
+            table = self._load(self._table, _TABLE_OF_PAIRS, _PAIRS)  # it has each number twice: bit 4 has no meaning
+            name = "llvm.x86.avx512.permvar.hi.512"
+            return builder.bitcast(call_intrinsic(builder, name, _PAIRS, table, shifted), _WORDS)
+        first, second = (builder.bitcast(self.singles(loaded, depth), _WORDS) for depth in range(2))
+        return builder.or_(builder.lshr(first, ir.Constant(_WORDS, [16] * LANES)), second)
+
+    def scale(self, scales: Any, dtype: torch.dtype, vector: int) -> Any:
+        """Loads the scales of 16 columns, by which the numbers are to be multiplied."""
+        scale = self.of_group(scales, dtype, vector)
+        if self._code is Code.E4M3:
+            scale = self._builder.fmul(scale, ir.Constant(_FLOATS, [_E4M3_FACTOR] * LANES))
+        return scale
+
+    def of_group(self, address: Any, dtype: torch.dtype, vector: int) -> Any:
+        """Loads scales or offsets of 16 columns as float32."""
+        builder, shift = self._builder, vector * LANES * dtype.itemsize
+        if dtype == torch.float32:
+            return self._load(address, shift, _FLOATS)
+        if dtype == torch.float16:
+            return builder.fpext(self._load(address, shift, ir.VectorType(ir.HalfType(), LANES)), _FLOATS)
+        words = builder.zext(self._load(address, shift, _HALVES), _WORDS)
+        return builder.bitcast(builder.shl(words, ir.Constant(_WORDS, [16] * LANES)), _FLOATS)
+
+    def _of_nibbles(self, words: Any, nibble: int) -> Any:
+        builder, indices = self._builder, self._shifted(words, nibble)
+        if ISA.has_avx512:  # which takes the lower four bits of an index
+            table = self._load(self._table, 0, _FLOATS)
+            return call_intrinsic(builder, "llvm.x86.avx512.permvar.sf.512", _FLOATS, table, indices)
+        if self._code is Code.UINT4:
+            codes = builder.and_(indices, ir.Constant(_WORDS, [15] * LANES))
+            lowest = builder.load(builder.inttoptr(self._table, ir.FloatType().as_pointer()), align=4)
+            single = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), lowest, _WORD(0))
+            lowest = builder.shuffle_vector(single, single, ir.Constant(_WORDS, [0] * LANES))
+            return builder.fadd(builder.sitofp(codes, _FLOATS), lowest)
+        return self._looked_up(indices)
+
+    def _looked_up(self, indices: Any) -> Any:
+        """Looks up words' lower four bits by AVX2, which has look-ups of three bits for 8 words."""
+        builder, half = self._builder, LANES // 2
+        floats, halves = ir.VectorType(ir.FloatType(), half), []
+        tables = [self._load(self._table, 4 * half * part, floats) for part in range(2)]
+        for part in range(2):
+            lanes = ir.Constant(ir.VectorType(_WORD, half), list(range(part * half, (part + 1) * half)))
+            own = builder.shuffle_vector(indices, indices, lanes)
+            low, high = (call_intrinsic(builder, "llvm.x86.avx2.permps", floats, table, own) for table in tables)
+            fourth = builder.and_(own, ir.Constant(own.type, [8] * half))
+            is_high = builder.icmp_unsigned("!=", fourth, ir.Constant(own.type, [0] * half))
+            halves.append(builder.select(is_high, high, low))
+        return builder.shuffle_vector(*halves, ir.Constant(_WORDS, list(range(LANES))))
+
+    def _shifted(self, words: Any, nibble: int) -> Any:
+        return words if nibble == 0 else self._builder.lshr(words, ir.Constant(_WORDS, [4 * nibble] * LANES))
+
+    def _load(self, address: Any, shift: int, kind: Any) -> Any:
+        builder = self._builder
+        place = address if shift == 0 else builder.add(address, _LONG(shift))
+        return builder.load(builder.inttoptr(place, kind.as_pointer()), align=1)
