@@ -95,11 +95,16 @@ def load_experts(names: ExpertNames, tensors: Tensors, config: DecoderConfig, la
     if experts.shared_size:
         gate, up, down = (f"{prefix}{name}" for name in names.of_shared())
         shared = GatedMlp(tensors.linear(gate, up, bias=False), tensors.linear(down, bias=False), experts.shared_size)
+
+    def of_expert(expert: int) -> tuple[str, str, str]:
+        gate, up, down = (f"{prefix}{name}.weight" for name in names.of_expert(expert))
+        return gate, up, down
+
     read = _read_in_one(names, tensors, config, prefix) if names.in_one_tensor else _read_each(names, tensors, prefix)
     return ExpertsMlp(
         numbers=experts,
         router=_load_router(names, tensors, experts, prefix),
-        experts=tensors.grouped_mlp(experts, read),
+        experts=tensors.grouped_mlp(experts, read, None if names.in_one_tensor else of_expert),
         shared=shared,
         width=max(experts.intermediate_size, experts.shared_size),
     )

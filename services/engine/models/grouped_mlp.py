@@ -12,6 +12,7 @@ from torch import Tensor
 from services.engine.kernels.expert_tally import ExpertTally
 from services.engine.models.experts_config import Experts
 from services.engine.models.linear import Linear, MakeProduct
+from services.engine.quantization.codes import CodedMatrix
 
 
 class ExpertWeights(NamedTuple):
@@ -46,6 +47,7 @@ class ExpertsKernel(Protocol):
         """
 
 
+ExpertCodes = tuple[CodedMatrix, CodedMatrix, CodedMatrix]  # of one expert: gate and up [width, hidden], down
 # Makes room for a layer's experts; None: there are no kernels for them. Parameters: the numbers, and one expert's
 # second weight, [hidden, width].
 MakeExperts = Callable[[Experts, Tensor], ExpertsKernel | None]
@@ -63,16 +65,20 @@ class GroupedMlp:
         *,
         make_kernel: MakeExperts | None = None,
         make_product: MakeProduct | None = None,
+        kernel: ExpertsKernel | None = None,
     ) -> None:
         """read: returns the weights of an expert, which are taken over; they are read one expert after the other.
 
-        make_kernel: makes what computes all of it. make_product: where that makes nothing, see `Linear`.
+        make_kernel: makes what computes all of it. make_product: where that makes nothing, see `Linear`. kernel: what
+        computes all of it, and has the weights already.
         """
         self._experts = experts
         self._gate_ups: list[Linear] = []
         self._downs: list[Linear] = []
-        self.kernel: ExpertsKernel | None = None  # what computes all of it
+        self.kernel = kernel  # what computes all of it
         self._tally: ExpertTally | None = None
+        if kernel is not None:
+            return
         for expert in range(experts.num_experts):
             weights = read(expert)
             if expert == 0 and make_kernel is not None:
@@ -136,3 +142,26 @@ def packed_experts(experts: Experts, down: Tensor) -> ExpertsKernel | None:
     if not can_pack(experts.routing, hidden, down.dtype):
         return None
     return PackedExperts(experts.routing, hidden, width, down.dtype, experts.clamp)
+
+
+def coded_experts(
+    experts: Experts, read: Callable[[int], ExpertCodes | None], dtype: torch.dtype
+) -> ExpertsKernel | None:
+    """Makes a CPU's kernels for experts whose weights are codes, for x of this dtype; None: there are none for them,
+    or they are not stored in codes, or not all in the same way.
+
+    read: returns the codes of an expert, which are taken over; None: it is stored in numbers.
+    """
+    from services.engine.kernels.cpu.coded_experts import CodedExperts, can_pack_experts
+    from services.engine.kernels.cpu.packed_experts import can_pack
+
+    first = read(0)
+    if first is None or not can_pack_experts(first) or not can_pack(experts.routing, first[0].shape[1], dtype):
+        return None
+    kernel = CodedExperts(experts.routing, first, dtype, experts.clamp)
+    for expert in range(experts.num_experts):
+        codes = first if expert == 0 else read(expert)
+        if codes is None or not kernel.takes(codes):
+            return None
+        kernel.put_codes(expert, codes)
+    return kernel

@@ -12,7 +12,14 @@ from torch import Tensor
 from services.engine.models.embedding import Embedding
 from services.engine.models.encoder_config import EncoderConfig
 from services.engine.models.experts_config import Experts
-from services.engine.models.grouped_mlp import ExpertWeights, GroupedMlp, packed_experts
+from services.engine.models.grouped_mlp import (
+    ExpertCodes,
+    ExpertsKernel,
+    ExpertWeights,
+    GroupedMlp,
+    coded_experts,
+    packed_experts,
+)
 from services.engine.models.kv_scales import is_kv_scale
 from services.engine.models.linear import Linear, coded_kernel, coded_linear, coded_panels, of_panels
 from services.engine.models.makers import Makers
@@ -89,9 +96,34 @@ class Tensors:
         dtype = torch.float32 if wide else self.dtype
         return Linear(weight.to(dtype), None if biases is None else biases.to(dtype), fused=self._fused)
 
-    def grouped_mlp(self, experts: Experts, read: Callable[[int], ExpertWeights]) -> GroupedMlp:
-        """Makes the MLPs of a layer's experts: see `GroupedMlp`."""
-        return GroupedMlp(experts, read, make_kernel=self._make_experts, make_product=self._make_product)
+    def grouped_mlp(
+        self,
+        experts: Experts,
+        read: Callable[[int], ExpertWeights],
+        names: Callable[[int], tuple[str, str, str]] | None = None,
+    ) -> GroupedMlp:
+        """Makes the MLPs of a layer's experts: see `GroupedMlp`.
+
+        names: returns the names of an expert's gate, up and down, which have no biases; None: they are in one tensor.
+        """
+        kernel = None
+        if names is not None and self._fused and self._make_coded is None:
+            kernel = self._coded_experts(experts, names)
+        return GroupedMlp(experts, read, make_kernel=self._make_experts, make_product=self._make_product, kernel=kernel)
+
+    def _coded_experts(self, experts: Experts, names: Callable[[int], tuple[str, str, str]]) -> ExpertsKernel | None:
+        """Makes a kernel of experts in codes; None: they are stored in numbers, or no kernel multiplies them so."""
+        found: list[CodedMatrix] = []
+
+        def read(expert: int) -> ExpertCodes | None:
+            codes = [self._coded([name]) for name in names(expert)]
+            own = [matrix for each in codes if each is not None for matrix in each]
+            found.extend(own)
+            return (own[0], own[1], own[2]) if len(own) == len(codes) else None
+
+        kernel = coded_experts(experts, read, self.dtype)
+        self._count(found, is_kept=kernel is not None)
+        return kernel
 
     def embedding(self, name: str) -> Embedding:
         """Reads the embedding. It is kept in codes if it is stored so and a CPU's kernel decodes them."""

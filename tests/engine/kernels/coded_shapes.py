@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from services.engine.kernels.cpu import coded_linear, coded_matmul, matmul
+from services.engine.kernels.cpu import coded_linear, coded_products, matmul
 from services.engine.kernels.cpu.coded_linear import FEW_ROWS, CodedLinear
 from services.engine.kernels.cpu.coded_matmul import OWN_ROWS
 from services.engine.kernels.cpu.coded_panels import step_depth
@@ -69,7 +69,7 @@ def coded_failures(dtype: torch.dtype, most: int | None, seed: int) -> Iterator[
 
 
 def _multiply(linear: CodedLinear, x: torch.Tensor, *, in_blocks: bool) -> tuple[torch.Tensor, ...]:
-    for num_bytes in (coded_matmul.FEW_SUMS_BYTES, coded_matmul.SCRATCH_BYTES):
+    for num_bytes in (coded_products.FEW_SUMS_BYTES, coded_products.SCRATCH_BYTES):
         coded_linear._scratch_memory(num_bytes).fill(POISON)
 
     def multiplied() -> tuple[torch.Tensor, ...]:

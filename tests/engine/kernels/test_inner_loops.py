@@ -43,6 +43,23 @@ def test_register_tiles_keep_sums_in_registers_and_load_each_operand_once(isa: I
             check_memory(loop, loads=rows * parts + registers, most_on_stack=most_on_stack)
 
 
+@pytest.mark.few(1)
+@pytest.mark.parametrize("isa", ISAS, ids=lambda isa: isa.name)
+def test_tiles_of_codes_keep_sums_in_registers(isa: Isa) -> None:
+    """For every number of rows; each code is loaded once in each step, and multiplied with each row."""
+    found = compile_for(isa.name, "tests.engine.kernels.compiled:coded_tiles")
+    assert len(found) == (4 if isa.has_bfloat16 else 2)
+    for kind, assembly in found.items():
+        assert above_class(assembly, isa.name) == []
+        loops = sorted(filter(multiply_adds, inner_loops(assembly)), key=lambda loop: len(multiply_adds(loop)))
+        words = (8 if kind.startswith("uint4") else 2) // (2 if "pairs" in kind else 1)  # of a step
+        registers = isa.tile_vectors * (1 if isa.has_avx512 else 2)
+        per_row = [rows for rows in range(1, isa.tile_rows - 1) for _ in range(2 // isa.tile_vectors)]
+        assert [len(multiply_adds(loop)) for loop in loops] == [rows * registers * words for rows in per_row]
+        spilled = [len(on_stack(loop)) for loop in loops]
+        assert not any(spilled), (kind, spilled)
+
+
 def check_memory(loop: list[str], loads: int, most_on_stack: int) -> None:
     """loads: a word of a for each row and part, and b."""
     spilled = on_stack(loop)

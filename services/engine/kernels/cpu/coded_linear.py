@@ -7,10 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.engine.kernels.cpu import coded_inputs, coded_matmul
+from services.engine.kernels.cpu import coded_inputs, coded_matmul, coded_products
 from services.engine.kernels.cpu.amx.matmul import block_configs
-from services.engine.kernels.cpu.coded_matmul import OWN_ROWS, coded_arithmetic, fits_amx
+from services.engine.kernels.cpu.coded_matmul import OWN_ROWS, fits_amx
 from services.engine.kernels.cpu.coded_panels import CodedPanels, can_pack, pack_codes, step_depth
+from services.engine.kernels.cpu.coded_products import coded_arithmetic
 from services.engine.kernels.cpu.coded_tiles import CODED_ROWS
 from services.engine.kernels.cpu.matmul import MOST_ROWS, padded
 from services.engine.kernels.cpu.register_tiles import COLUMNS, Arithmetic
@@ -228,8 +229,8 @@ class _Kernels:
         self.configs = block_configs()
         self.prepare = _prepare_kernel(dtype, widens=self.widens)
         self.few_scratch, self.many_scratch = (
-            _scratch(coded_matmul.FEW_SUMS_BYTES),
-            _scratch(coded_matmul.SCRATCH_BYTES),
+            scratch(coded_products.FEW_SUMS_BYTES),
+            scratch(coded_products.SCRATCH_BYTES),
         )
 
 
@@ -248,7 +249,7 @@ def _scratch_memory(bytes_of_a_thread: int) -> np.ndarray:
     return np.empty(the_team().max_threads * bytes_of_a_thread + 64, dtype=np.uint8)
 
 
-def _scratch(bytes_of_a_thread: int) -> int:
+def scratch(bytes_of_a_thread: int) -> int:
     """Returns the address of the threads' memory, on a border of cache lines."""
     return -(-_scratch_memory(bytes_of_a_thread).ctypes.data // 64) * 64
 

@@ -103,17 +103,22 @@ class CodedPanels:
         )
 
 
-def pack_codes(matrix: CodedMatrix) -> CodedPanels:
-    """Packs a matrix that `can_pack` accepts."""
+def pack_codes(matrix: CodedMatrix, memory: Tensor | None = None) -> CodedPanels:
+    """Packs a matrix that `can_pack` accepts.
+
+    memory: for its panels, as one that is packed before has them, with offsets if it has them; None: its own memory, in
+    which a constant offset is kept in the table.
+    """
     out, depth = matrix.shape
-    of_step, code_bytes = step_depth(matrix.code), step_bytes(matrix.code)
-    shift = _shift(matrix)
+    of_step = step_depth(matrix.code)
+    shift = None if memory is not None else _shift(matrix)
     offsets = None if shift is not None else matrix.offsets
     groups, steps = matrix.scales.shape[1], -(-depth // of_step)
     group_steps = steps if groups == 1 else matrix.group // of_step
     of_groups = [part for part in (matrix.scales, offsets) if part is not None]
-    panel_bytes = steps * code_bytes + groups * COLUMNS * sum(part.itemsize for part in of_groups)
-    memory = WEIGHTS.empty(torch.Size((padded(out) // COLUMNS, panel_bytes)), torch.uint8)
+    if memory is None:
+        size = _panel_bytes(matrix, has_offsets=offsets is not None)
+        memory = WEIGHTS.empty(torch.Size((padded(out) // COLUMNS, size)), torch.uint8)
     for begin in range(0, len(memory), _PANELS_AT_ONCE):
         rows = slice(begin * COLUMNS, (begin + _PANELS_AT_ONCE) * COLUMNS)
         target = memory[begin : begin + _PANELS_AT_ONCE]
@@ -126,6 +131,18 @@ def pack_codes(matrix: CodedMatrix) -> CodedPanels:
     return CodedPanels(
         matrix.code, matrix.scales.dtype, offsets is not None, out, depth, group_steps, memory, table, order
     )
+
+
+def empty_panels(matrix: CodedMatrix, *shape: int) -> Tensor:
+    """Returns memory for panels of matrices like this one, uint8[*shape, panels, bytes of a panel], in huge pages."""
+    size = _panel_bytes(matrix, has_offsets=matrix.offsets is not None)
+    return WEIGHTS.empty(torch.Size((*shape, padded(matrix.shape[0]) // COLUMNS, size)), torch.uint8)
+
+
+def _panel_bytes(matrix: CodedMatrix, *, has_offsets: bool) -> int:
+    steps = -(-matrix.shape[1] // step_depth(matrix.code))
+    tails = matrix.scales.shape[1] * COLUMNS * matrix.scales.itemsize * (2 if has_offsets else 1)
+    return steps * step_bytes(matrix.code) + tails
 
 
 def _put(target: Tensor, codes: Tensor, tails: list[Tensor], group_steps: int) -> None:

@@ -145,7 +145,7 @@ def _tile(arithmetic: Arithmetic, code: Code, scales: str, *, has_offsets: bool)
                 for vector in range(0, _VECTORS, ISA.tile_vectors):
                     vectors = range(vector, vector + ISA.tile_vectors)
                     own = CodedTileBuilder(builder, arithmetic, count, reader, dtype, vectors, has_offsets=has_offsets)
-                    own.build_groups(*others, ahead if vector == 0 else None)
+                    own.build_groups(ahead if vector == 0 else None, *others)
                 builder.branch(done)
             builder.position_at_end(done)
             return context.get_dummy_value()
@@ -182,6 +182,7 @@ class CodedTileBuilder(TileBuilder):
 
     def build_groups(
         self,
+        ahead: Any,
         a: Any,
         a_row: Any,
         a_sums: Any,
@@ -191,7 +192,6 @@ class CodedTileBuilder(TileBuilder):
         steps: Any,
         last_steps: Any,
         totals: Any,
-        ahead: Any,
     ) -> None:
         """Builds the loops. ahead: None: nothing is prefetched."""
         builder, of_group = self._builder, COLUMNS * self._scale_dtype.itemsize

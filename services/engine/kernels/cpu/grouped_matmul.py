@@ -89,7 +89,11 @@ def make_grouped_matmul(dtype: str, epilogue: Epilogue) -> Any:
     widens = arithmetic is Arithmetic.WIDENED
     a_bytes, of_step = arithmetic.a_bytes, arithmetic.depth
     most_steps = MOST_DEPTH // of_step
-    multiply, finish, read_rows = multiply_rows(arithmetic), _make_finish(element, epilogue), _make_read_rows(dtype)
+    multiply, finish, read_rows = (
+        multiply_rows(arithmetic),
+        make_grouped_finish(element, epilogue),
+        _make_read_rows(dtype),
+    )
 
     @njit
     def work(a: Any, item: int, thread: int) -> None:
@@ -203,7 +207,7 @@ def _make_read_rows(dtype: str) -> Any:
     return read_rows
 
 
-def _make_finish(element: Element, epilogue: Epilogue) -> Any:
+def make_grouped_finish(element: Element, epilogue: Epilogue) -> Any:
     """Makes a function like that of `make_finish`, which also takes limit and alpha."""
     if epilogue is Epilogue.CLAMPED:
         return _make_clamped_finish(element)

@@ -59,13 +59,10 @@ class PackedExperts:
         self._numbers = numbers
         self._num_experts, self._hidden, self._width = num_experts, hidden, width
         self._dtype, self._of_step = dtype, 2 if dtype == torch.bfloat16 else 1
-        epilogue = Epilogue.SILU if clamp is None else Epilogue.CLAMPED
+        self._epilogue = Epilogue.SILU if clamp is None else Epilogue.CLAMPED
         self._limits = [float_argument(value) for value in clamp or (0.0, 0.0)]
-        self._gate_up, self._down = _product_kernel(name, epilogue), _product_kernel(name, Epilogue.PLAIN)
         self._combine = _combine_kernel(name)
-        self._depth = -(-width // self._of_step) * self._of_step  # of the second product
-        self._gate_ups = self._memory(width, hidden, 2)
-        self._downs = self._memory(hidden, self._depth, 1)
+        self._make_room(name)
         self._gate_up_biases: Tensor | None = None  # float32[experts, 2, columns of whole panels]
         self._down_biases: Tensor | None = None  # float32[experts, 1, columns of whole panels]
         self._starts = torch.zeros(num_experts, dtype=torch.int32)
@@ -78,6 +75,10 @@ class PackedExperts:
         for part, matrix in enumerate(gate_up.split(self._width)):
             self._pack(self._gate_ups[expert, :, part], matrix)
         self._pack(self._downs[expert, :, 0], functional.pad(down, (0, self._depth - self._width)))
+        self.put_biases(expert, gate_up_bias, down_bias)
+
+    def put_biases(self, expert: int, gate_up_bias: Tensor | None, down_bias: Tensor | None) -> None:
+        """Takes an expert's biases, see `put`."""
         if gate_up_bias is not None:
             if self._gate_up_biases is None:
                 self._gate_up_biases = torch.zeros(self._num_experts, 2, padded(self._width))
@@ -139,8 +140,7 @@ class PackedExperts:
         team, tokens = the_team(), len(x)
         num_pairs = tokens * choice.top_k
         plan, pairs, places = self._sort(team, choice, num_pairs)
-        fed = self._multiply(team, self._gate_up, self._gate_ups, self._gate_up_biases, (x, pairs, plan), num_pairs)
-        made = self._multiply(team, self._down, self._downs, self._down_biases, (fed, None, plan), num_pairs)
+        made = self._feed(team, x, pairs, plan, num_pairs)
         target = team.empty(tokens, padded(self._hidden), x.dtype)
         team.run(
             self._combine,
@@ -160,8 +160,20 @@ class PackedExperts:
         )
         return target[:, : self._hidden]
 
+    def _make_room(self, dtype: str) -> None:
+        """Makes memory for all experts' weights, and the kernels that multiply them."""
+        self._gate_up, self._down = _product_kernel(dtype, self._epilogue), _product_kernel(dtype, Epilogue.PLAIN)
+        self._depth = -(-self._width // self._of_step) * self._of_step  # of the second product
+        self._gate_ups = self._memory(self._width, self._hidden, 2)
+        self._downs = self._memory(self._hidden, self._depth, 1)
+
+    def _feed(self, team: Team, x: Tensor, pairs: Tensor, plan: Tensor, num_pairs: int) -> Tensor:
+        """Returns what its expert makes of each pair's row of x, [pairs, hidden]."""
+        fed = self._multiply(team, self._gate_up, self._gate_ups, self._gate_up_biases, (x, pairs, plan), num_pairs)
+        return self._multiply(team, self._down, self._downs, self._down_biases, (fed, None, plan), num_pairs)
+
     def _sort(self, team: Team, choice: Choice, num_pairs: int) -> tuple[Tensor, Tensor, Tensor]:
-        plan = _line(team, 1 + PLAN_WORDS * self._most_blocks(num_pairs), torch.int32)
+        plan = _line(team, 1 + PLAN_WORDS * self.most_blocks(num_pairs), torch.int32)
         pairs, places = _line(team, num_pairs, torch.int32), _line(team, num_pairs, torch.int32)
         team.run(
             _sort_kernel(),
@@ -191,7 +203,7 @@ class PackedExperts:
     ) -> Tensor:
         """Multiplies a row for each pair. rows: x, the row of x of each pair or None for all, plan."""
         x, pairs, plan = rows
-        panels, blocks = weight.shape[1], self._most_blocks(num_pairs)
+        panels, blocks = weight.shape[1], self.most_blocks(num_pairs)
         target = team.empty(num_pairs, panels * COLUMNS, x.dtype)
         threads = team.num_threads
         panels_at_once = max(1, min(_MOST_PANELS, panels * blocks // (_LEAST_ITEMS * threads)))
@@ -216,7 +228,7 @@ class PackedExperts:
         )
         return target
 
-    def _most_blocks(self, num_pairs: int) -> int:
+    def most_blocks(self, num_pairs: int) -> int:
         """Returns how many blocks of rows there are at most, whatever is chosen."""
         return min(self._num_experts, num_pairs) + num_pairs // MOST_ROWS
 
