@@ -39,7 +39,7 @@ def odd_header(path: Path) -> None:
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "architecture": (lambda model: configure(model, architectures=["PhiForCausalLM"]), "'PhiForCausalLM'"),
     "setting": (lambda model: configure(model, num_experts=8), "num_experts"),
-    "quantization": (lambda model: configure(model, quantization_config={"quant_method": "awq"}), "'awq'"),
+    "quantization": (lambda model: configure(model, quantization_config={"quant_method": "hqq"}), "'hqq'"),
     "no weights": (lambda model: (model / "model.safetensors").unlink(), "has no weights"),
     "half a download": (lambda model: truncate(model / "model.safetensors"), "is truncated or not a safetensors file"),
     "odd header": (lambda model: odd_header(model / "model.safetensors"), "is truncated or not a safetensors file"),

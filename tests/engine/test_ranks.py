@@ -27,6 +27,7 @@ from services.protocol.model_files.open import open_model
 from tests.checkpoints import write_checkpoint
 from tests.engine.oracle import Reference, prompts_of
 from tests.engine.stepping import Row, step
+from tests.quantized_checkpoints import WAYS, write_mxfp4, write_quantized
 
 NUM_BLOCKS, BLOCK_SIZE, NUM_TOKENS = 24, 16, 24
 LONGEST_WAIT_S = 300.0  # a rank that fails ends the others' waits at once
@@ -160,6 +161,24 @@ def test_ranks_compute_together_what_one_worker_computes(model: tuple[Path, int]
         assert torch.equal(cut, kv[:, config.sharded.kv_heads.start : config.sharded.kv_heads.stop])
         assert torch.allclose(as_tensor(runner, blocks_of(runner)), cut, rtol=1e-3, atol=1e-4)
         assert cut.any()
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("way", [*WAYS, "mxfp4"])
+def test_ranks_of_a_quantized_checkpoint_have_its_numbers(way: str, tmp_path: Path) -> None:
+    """Wherever their shares cut a group, a word or an order of inputs."""
+    checkpoint, directory = tmp_path / "plain", tmp_path / "quantized"
+    if way == "mxfp4":
+        write_mxfp4(directory, write_checkpoint(checkpoint, "gpt_oss"))
+    else:
+        write_quantized(directory, write_checkpoint(checkpoint), WAYS[way])
+    reference, whole, ranks = Reference(directory / "numbers"), whole_runner(directory), Ranks(directory, 2)
+    prompts = prompts_of([5, 40])
+    expected = [reference.tokens(prompt, NUM_TOKENS) for prompt in prompts]
+    num_slices = whole.layout.num_slices
+    assert [row.generated for row in run(whole, rows_of(prompts, num_slices), NUM_TOKENS)] == expected
+    for rows in ranks.do(lambda rank: run(ranks.runners[rank], rows_of(prompts, num_slices), NUM_TOKENS)):
+        assert [row.generated for row in rows] == expected
 
 
 @pytest.mark.few(2)

@@ -5,7 +5,7 @@ Nothing here needs torch: what cannot be served is refused before any process st
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from services.engine.models.decoder_settings import decoder_shapes, decoder_shares, parse_decoder_config
@@ -14,6 +14,7 @@ from services.engine.models.encoder_tensors import encoder_shares
 from services.engine.models.families import FAMILIES
 from services.engine.models.model_config import ModelConfig, Shard
 from services.engine.models.opt_config import opt_shapes, opt_shares, parse_opt_config
+from services.engine.models.quantized.read import read_scheme
 from services.engine.models.settings import ConfigSettings
 from services.engine.models.shapes import Shapes, Share, Shares
 from services.protocol.model_files.base import ModelError, Settings
@@ -65,12 +66,9 @@ def read_model_config(values: Settings) -> tuple[ModelConfig, list[ModelError]]:
     architecture = SHAPES[names[0]]
     if (model_type := raw.text("model_type")) not in (None, architecture.model_type):
         raise ModelError(f"config.json: model_type {model_type!r} contradicts architectures, which names {names[0]}")
-    quantization = raw.section("quantization_config")
-    if quantization and not _is_kv_only(quantization):
-        method = quantization.text("quant_method", "unknown")
-        raise ModelError(f"config.json: quantization_config is not supported (quant_method {method!r})")
+    scheme = read_scheme(raw)
     config = architecture.parse(raw, names[0])
-    return config, list(raw.unread())
+    return config if scheme is None else replace(config, scheme=scheme), list(raw.unread())
 
 
 def shapes_of(config: ModelConfig) -> Shapes:
@@ -95,15 +93,3 @@ def _num_read(shape: tuple[int, ...], share: Share | None) -> int:
     rows = shape[0] if share.rows is None else sum(len(range(shape[0])[one]) for one in share.rows)
     others = shape[1:] if share.columns is None else (len(range(shape[1])[share.columns]), *shape[2:])
     return rows * math.prod(others)
-
-
-def _is_kv_only(quantization: ConfigSettings) -> bool:
-    """Returns True if quantization_config speaks of KV alone, with scales as `kv_scales.py` reads them."""
-    scheme = quantization.section("kv_cache_scheme")
-    return (
-        quantization.text("quant_method") == "compressed-tensors"
-        and not quantization.value("config_groups")
-        and (scheme.value("type"), scheme.value("num_bits")) == ("float", 8)
-        and scheme.value("symmetric", True) is True
-        and scheme.value("dynamic", False) is False
-    )

@@ -74,10 +74,21 @@ class Checkpoint:
             )
         self.dtype(name)
 
+    def stored(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """Returns the dtype of a tensor, by safetensors' name, and its shape. Raises ModelError if it is missing."""
+        found = self._slice(name)
+        return found.get_dtype(), tuple(found.get_shape())
+
     def read(
         self, name: str, dtype: torch.dtype, rows: slice | None = None, columns: slice | None = None
     ) -> torch.Tensor:
         """See `TensorSource.read`. On the CPU it may be a view of the mapped file: copy it to keep it."""
+        return self.raw(name, rows, columns).to(dtype)
+
+    def raw(self, name: str, rows: slice | None = None, columns: slice | None = None) -> torch.Tensor:
+        """Returns tensor[rows, columns] as it is stored, of any dtype. On the CPU it may be a view of the mapped file.
+        Raises ModelError.
+        """
         tensor: torch.Tensor
         try:
             if rows is None and columns is None:
@@ -86,7 +97,7 @@ class Checkpoint:
                 tensor = self._slice(name)[index_of(rows, columns)]
         except SafetensorError as error:
             raise ModelError(f"{self._homes[name]}: tensor {name} cannot be read: {error}") from error
-        return tensor.to(dtype)
+        return tensor
 
     def coded(self, name: str, rows: slice | None = None, columns: slice | None = None) -> CodedMatrix | None:
         """Returns None: safetensors have numbers."""

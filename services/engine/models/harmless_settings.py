@@ -57,11 +57,6 @@ _OF_ANY_VALUE = {
         "return_dict_in_generate", "suppress_tokens", "target_lookbehind", "task_specific_params", "temperature",
         "top_k", "top_p", "typical_p",
     },
-    "the quantization of weights, where KV alone is quantized; scales of KV are read as they are stored": {
-        "quantization_config.format", "quantization_config.global_compression_ratio", "quantization_config.ignore",
-        "quantization_config.quantization_status", "quantization_config.version",
-        "quantization_config.kv_cache_scheme.observer", "quantization_config.kv_cache_scheme.observer_kwargs",
-    },
     "other libraries' names for an encoder or a decoder; decoders alone are read": {"is_decoder", "tf_legacy_loss"},
 }  # fmt: skip
 
@@ -88,7 +83,6 @@ _AT_VALUES: dict[str, tuple[object, ...]] = {
     "use_logn_attn": _OFF,
     "use_mrope": _OFF,
     "use_qk_norm": _OFF,
-    "quantization_config.sparsity_config": _EMPTY,
     "quantization_config.transform_config": _EMPTY,
     "quantization_config.kv_cache_scheme.strategy": (None, "tensor", "attn_head"),
 }

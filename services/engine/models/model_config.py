@@ -8,6 +8,7 @@ from kvtransfer.layer_groups import divide_layers
 from kvtransfer.layout import KvLayout
 from services.engine.models.rope_config import Rope
 from services.engine.models.settings import ConfigSettings
+from services.engine.quantization.schemes import Scheme
 from services.protocol.model_files.base import ModelError
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -71,6 +72,7 @@ class ModelConfig:
     num_mtp_layers: int = 0  # behind the last layer, for the prediction of further tokens; nobody reads their tensors
     attention_softcap: float | None = None  # of attention scores, see `Scoring`
     is_causal: bool = True  # False: every token sees all of its prompt; the model makes embeddings and no tokens
+    scheme: Scheme | None = None  # by which weights are stored; None: as numbers, or as a GGUF file says
     num_labels: int = 0  # numbers that a head makes of a prompt's pooled states, a score; 0: there is no such head
 
     @property

@@ -29,6 +29,7 @@ from services.engine.models.makers import Makers
 from services.engine.models.model_config import ModelConfig
 from services.engine.models.opt import Opt, load_opt
 from services.engine.models.parts import load_attention, load_gated_mlp
+from services.engine.models.quantized.tensors import QuantizedTensors
 from services.engine.models.tensor_source import TensorSource
 from services.engine.models.tensors import Tensors, check_tensors
 from services.engine.models.weight_files import WeightFile, safetensors_weights
@@ -124,7 +125,10 @@ def open_tensors(path: Path | None, config: ModelConfig, device: torch.device) -
     """Opens the weights of the model at `path`; None: random weights in its stead. Raises ModelError."""
     if path is None:
         return nullcontext(DummyTensors(config, shapes_of(config), device))
-    return GgufTensors(path, config, device) if is_gguf(path) else Checkpoint(path, device)
+    if is_gguf(path):
+        return GgufTensors(path, config, device)
+    checkpoint = Checkpoint(path, device)
+    return checkpoint if config.scheme is None else QuantizedTensors(checkpoint, config.scheme)
 
 
 def weight_files(path: Path) -> Iterable[WeightFile]:

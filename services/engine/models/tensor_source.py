@@ -38,7 +38,8 @@ class TensorSource(Protocol):
     def coded(self, name: str, rows: slice | None = None, columns: slice | None = None) -> CodedMatrix | None:
         """Returns matrix[rows, columns] as codes; None: it is stored as numbers, or cannot be cut so.
 
-        Its numbers are those that `read` returns. It shares no memory with the source. Raises ModelError.
+        Its numbers are those that `read` returns. Of a tensor of all experts, [experts, in, out], rows name one expert
+        and columns are of its inputs; the matrix is [out, in]. It shares no memory with the source. Raises ModelError.
         """
 
 

@@ -88,9 +88,12 @@ def check_complete(file: WeightFile) -> None:
 
 
 def stored_dtype(directory: Path) -> str:
-    """Returns the name of the dtype in which the first file has most tensors. Raises ModelError."""
+    """Returns the name of the dtype in which the first file has most tensors, codes and scales of quantized layers
+    aside where that can be. Raises ModelError.
+    """
     file = next(safetensors_weights(directory))
     kinds = [str(entry.get("dtype")) for name, entry in json.loads(file.header).items() if name != "__metadata__"]
+    kinds = [kind for kind in kinds if kind in FLOATING] or kinds
     stored = max(set(kinds), key=kinds.count, default="")
     if stored not in FLOATING:
         raise ModelError(f"{file.path.name}: its tensors are stored as {stored}, which is not supported")

@@ -520,6 +520,66 @@ _MODERNBERT: dict[str, Any] = {
     "transformers_version": "4.48.0",
     "vocab_size": 50368,
 }
+_FOURS = {
+    "actorder": "weight",
+    "block_structure": None,
+    "dynamic": False,
+    "group_size": 128,
+    "num_bits": 4,
+    "observer": "mse",
+    "observer_kwargs": {},
+    "strategy": "group",
+    "symmetric": True,
+    "type": "int",
+}
+_COMPRESSED: dict[str, Any] = {
+    "config_groups": {
+        "group_0": {
+            "input_activations": None,
+            "output_activations": None,
+            "targets": ["Linear"],
+            "weights": _FOURS,
+        }
+    },
+    "format": "pack-quantized",
+    "global_compression_ratio": 1.8913,
+    "ignore": ["lm_head"],
+    "kv_cache_scheme": None,
+    "quant_method": "compressed-tensors",
+    "quantization_status": "compressed",
+    "sparsity_config": {
+        "format": "dense",
+        "global_sparsity": 0.13,
+        "ignore": [],
+        "registry_requires_subclass": False,
+        "sparsity_structure": "unstructured",
+        "targets": ["Linear"],
+    },
+    "version": "0.7.1",
+}
+_BYTES = _FOURS | {"actorder": None, "group_size": None, "num_bits": 8, "strategy": "channel"}
+_TOKENS = _BYTES | {"strategy": "token", "dynamic": True, "observer": None}
+_GPTQ = {
+    "bits": 4,
+    "group_size": 128,
+    "damp_percent": 0.01,
+    "desc_act": False,
+    "static_groups": False,
+    "sym": True,
+    "true_sequential": True,
+    "model_name_or_path": None,
+    "model_file_base_name": "model",
+    "quant_method": "gptq",
+}
+
+
+def _two_bytes(kind: str) -> dict[str, Any]:
+    """Weights and activations of 8 bits."""
+    group = _COMPRESSED["config_groups"]["group_0"]
+    both = {"weights": _BYTES | {"type": kind}, "input_activations": _TOKENS | {"type": kind}}
+    return _COMPRESSED | {"config_groups": {"group_0": group | both}, "format": f"{kind}-quantized"}
+
+
 PUBLISHED: dict[str, dict[str, Any]] = {
     "Llama 2": _LLAMA | {"_name_or_path": "meta-llama/Llama-2-7b-chat-hf", "pad_token_id": 0, "max_length": 4096},
     "Llama 3.1": _LLAMA3,
@@ -590,6 +650,58 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     }
     | {"use_bidirectional_attention": False},
     "gpt-oss, in bfloat16": _GPT_OSS,
+    "gpt-oss": _GPT_OSS
+    | {
+        "quantization_config": {
+            "modules_to_not_convert": [
+                "model.layers.*.self_attn",
+                "model.layers.*.mlp.router",
+                "model.embed_tokens",
+                "lm_head",
+            ],
+            "quant_method": "mxfp4",
+        }
+    },
+    "Llama 3.1, W4A16": _LLAMA3 | {"quantization_config": _COMPRESSED},
+    "Llama 3.1, W8A8": _LLAMA3 | {"quantization_config": _two_bytes("int")},
+    "Llama 3.1, FP8": _LLAMA3 | {"quantization_config": _two_bytes("float")},
+    "Qwen2.5, AWQ": _QWEN2
+    | {
+        "quantization_config": {
+            "bits": 4,
+            "group_size": 128,
+            "modules_to_not_convert": None,
+            "quant_method": "awq",
+            "version": "gemm",
+            "zero_point": True,
+        }
+    },
+    "Qwen2.5, GPTQ": _QWEN2 | {"quantization_config": _GPTQ},
+    "Qwen3, GPTQModel": _QWEN3
+    | {
+        "quantization_config": {
+            "bits": 8,
+            "checkpoint_format": "gptq",
+            "desc_act": False,
+            "group_size": 128,
+            "hyb_act": False,
+            "lm_head": False,
+            "meta": {"damp_percent": 0.01, "mse": 0.0, "quantizer": ["gptqmodel:2.2.0"], "uri": "https://github.com"},
+            "pack_dtype": "int32",
+            "quant_method": "gptq",
+            "sym": True,
+        }
+    },
+    "Qwen3 MoE, FP8": _QWEN3_MOE
+    | {
+        "quantization_config": {
+            "activation_scheme": "dynamic",
+            "modules_to_not_convert": ["lm_head", "model.layers.0.input_layernorm", "model.layers.0.mlp.gate"],
+            "fmt": "e4m3",
+            "quant_method": "fp8",
+            "weight_block_size": [128, 128],
+        }
+    },
     "Mixtral": _MIXTRAL,
     "Qwen1.5 MoE": _QWEN2_MOE,
     "Qwen2 MoE": _QWEN2_MOE | {"num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 2560},
@@ -602,6 +714,15 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     | {"num_hidden_layers": 60, "intermediate_size": 12288, "moe_intermediate_size": 1536}
     | {"n_routed_experts": 160, "topk_group": 3, "topk_method": "group_limited_greedy", "routed_scaling_factor": 16.0},
     "DeepSeek V3, in bfloat16": _DEEPSEEK_V3,
+    "DeepSeek V3": _DEEPSEEK_V3
+    | {
+        "quantization_config": {
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "quant_method": "fp8",
+            "weight_block_size": [128, 128],
+        }
+    },
     "Moonlight": _DEEPSEEK_V3
     | {"q_lora_rank": None, "num_attention_heads": 16, "num_key_value_heads": 16, "n_group": 1, "topk_group": 1}
     | {"n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6, "rope_scaling": None},
