@@ -103,6 +103,16 @@ def test_a_gguf_file_is_checked_too(model: Path, tmp_path: Path):
     file = write_gguf(tmp_path / "m.gguf", model)
     code, said = checked(file)
     assert (code, said["model"], said["parameters"]) == (0, "m", 5_048_576)
+    assert said["parts"]["stored as"] == "30 matrices F32"
+
+
+def test_how_weights_are_stored_is_said(model: Path):
+    assert "stored as" not in checked(model)[1]["parts"]
+    edit_json(model / "config.json", quantization_config={"quant_method": "awq", "bits": 4, "group_size": 64})
+    assert checked(model)[1]["parts"]["stored as"] == "AWQ, 4 bits, groups of 64, with zero points"
+    edit_json(model / "config.json", quantization_config={"quant_method": "awq", "bits": 3})
+    code, said = checked(model)
+    assert (code, said["refused"]) == (1, ["config.json: quantization_config: bits 3 is not supported (only 4)"])
 
 
 def test_a_model_that_is_not_there_is_a_refusal_in_a_line():

@@ -17,6 +17,7 @@ from services.engine.models.rope_config import (
     Scaling,
     YarnScaling,
 )
+from services.engine.quantization.schemes import Scheme
 
 _SCALINGS: dict[type[Scaling], str] = {
     LinearScaling: "linear",
@@ -37,7 +38,12 @@ def described_parts(config: ModelConfig) -> dict[str, str]:
         "MLP": _mlp(config),
         "norms": _norms(config),
         "output": _output(config),
+        **({} if config.scheme is None else {"stored as": _stored(config.scheme)}),
     }
+
+
+def _stored(scheme: Scheme) -> str:
+    return "; ".join(dict.fromkeys(layer.form for _, layer in scheme.targets))
 
 
 def _output(config: ModelConfig) -> str:

@@ -3,6 +3,7 @@
 Nothing here needs torch for a model on the CPU.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from services.engine.models.model_config import ModelConfig, layout_of
 from services.engine.runner.memory import available_bytes
 from services.engine.runner.model_check import check_weights, compute_dtype, weight_bytes
 from services.protocol.model_files.base import ModelError, ModelFiles, naming
+from services.protocol.model_files.gguf_file import GgufFile
 from services.protocol.model_files.info import generates, read_model_info
 from services.protocol.model_files.open import open_model
 
@@ -81,6 +83,8 @@ def report_model(engine: EngineConfig, *, with_weights: bool = True) -> ModelRep
     if config is not None:
         report.parts, report.max_positions = described_parts(config), config.max_position_embeddings
         with report.refusing():
+            report.parts |= _stored_parts(files)
+        with report.refusing():
             kernels = kernels_here(engine, compute_dtype(engine, config))
             report.sizes = replace(sizes_of(engine, config), kernels=kernels)
             _note_memory(report, engine)
@@ -144,6 +148,17 @@ def _kv_words(sizes: ModelSizes) -> str:
 def mib(num_bytes: int) -> str:
     """Returns a size in MiB, or from 1 GiB on in GiB."""
     return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.2f} MiB"
+
+
+def _stored_parts(files: ModelFiles) -> dict[str, str]:
+    """Returns how many matrices of a GGUF file are stored in which way, in words. Raises ModelError."""
+    if not isinstance(files, GgufFile):
+        return {}
+    from services.engine.models.gguf_stored import read_stored  # the library for the format takes a moment
+
+    matrices = (stored for stored in read_stored(files.header).values() if len(stored.shape) > 1)
+    kinds = Counter(stored.quantization.name for stored in matrices)
+    return {"stored as": ", ".join(f"{count} matrices {kind}" for kind, count in kinds.most_common())}
 
 
 def _note_memory(report: ModelReport, engine: EngineConfig) -> None:
