@@ -127,6 +127,8 @@ class Quantization(StrEnum):
 
     NONE = "none"
     FP8 = "fp8"  # e4m3 with a scale for each output channel; activations get theirs as they come
+    INT8 = "int8"  # with a scale for each output channel; activations get theirs as they come
+    INT4 = "int4"  # with a scale and an offset for 32 numbers
 
 
 class KvCacheDtype(StrEnum):

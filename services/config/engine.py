@@ -103,9 +103,9 @@ class EngineConfig:
     quantization: Annotated[
         Quantization,
         Option(
-            panel=_GPU,
-            help="fp8: weights of linear layers are made e4m3 at the start, with a scale for each "
-            "output; the output layer stays as it is.",
+            panel=_ENGINE,
+            help="Weights of linear layers are quantized at the start; the output layer stays as it is. int8: with a "
+            "scale for each output; int4: in groups of 32; fp8, on a GPU alone: e4m3.",
         ),
     ] = Quantization.NONE
     kv_cache_dtype: Annotated[
@@ -145,7 +145,8 @@ class EngineConfig:
         """The options that a user gave and that only a GPU has, as they are on the command line."""
         fields = [field for field in options_of(EngineConfig) if field.option.panel == _GPU]
         given = [(field, value) for field in fields if (value := getattr(self, field.name)) != field.default]
-        return tuple(f"{field.flag} {value}" for field, value in given)
+        fp8 = [f"--quantization {Quantization.FP8}"] if self.quantization is Quantization.FP8 else []
+        return (*fp8, *(f"{field.flag} {value}" for field, value in given))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

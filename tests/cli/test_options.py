@@ -66,10 +66,10 @@ ENGINE: dict[str, tuple[str, Any]] = {
     "--kv-memory=3MiB": ("kv_memory_bytes", 3 << 20),
     "--num-threads=2": ("num_threads", 2),
     "--kernels=torch": ("kernels", Kernels.TORCH),
+    "--quantization=int4": ("quantization", Quantization.INT4),
 }
 GPU: dict[str, tuple[str, Any]] = {
     "--device=cuda": ("device", DeviceKind.CUDA),
-    "--quantization=fp8": ("quantization", Quantization.FP8),
     "--kv-cache-dtype=fp8": ("kv_cache_dtype", KvCacheDtype.FP8),
     "--gpu-memory-fraction=0.25": ("gpu_memory_fraction", 0.25),
     "--attention-split-keys=512": ("split_keys", 512),

@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+from services.protocol.model_files.base import ModelError
+
 
 class KeptForms:
     """Matrices that are stored as codes: how many are multiplied so, and how many had to be unpacked."""
@@ -17,6 +19,11 @@ class KeptForms:
     def unpack(self, form: str) -> None:
         """Counts a matrix that no kernel here multiplies, and that is kept in numbers."""
         self._unpacked[form] += 1
+
+    def require(self, option: str) -> None:
+        """Raises ModelError if nothing is multiplied as this option asks for."""
+        if not self._kept:
+            raise ModelError(f"{option}: no kernel here multiplies such weights, leave it out")
 
     def notices(self) -> tuple[str, ...]:
         """Returns what a person should hear of, one line for each form that was unpacked."""

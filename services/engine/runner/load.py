@@ -76,6 +76,8 @@ def _load_cpu(plan: LoadPlan, cores: CoreShare | None, progress: Progress) -> tu
         weights = load_weights(
             tensors, config, plan.dtype, fused=not_fused is None, on_read=progress.advance, kept=kept
         )
+    if plan.rounds_weights:
+        kept.require(f"--quantization {engine.quantization}")
     progress.stage(KERNELS)
     num_blocks = plan.num_blocks(kv_budget(engine.kv_memory_bytes)) if config.is_causal else plan.num_unkept_blocks
     runner = TorchRunner(config, weights, num_blocks, engine.block_size, fused=not_fused is None, cores=cores)

@@ -3,7 +3,8 @@
 This module and `load.py` decide all that the configuration leaves open, and refuse what does not fit.
 """
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -16,10 +17,12 @@ from services.engine.models.config import DecoderConfig
 from services.engine.models.dummy import dummy_id
 from services.engine.models.kv_scales import KvScales, read_kv_scales, unit_scales
 from services.engine.models.model_config import DTYPES, ModelConfig, layout_of
+from services.engine.models.quantized.at_load import Quantize, QuantizedAtLoad
 from services.engine.models.registry import open_tensors, stored_dtype, weight_files
 from services.engine.models.rope_config import DynamicScaling, LongRopeScaling
 from services.engine.models.tensor_source import TensorSource
 from services.engine.models.weight_files import weights_id
+from services.engine.quantization.rounding import to_int4, to_int8
 from services.engine.runner.model_check import check_options, wanted_len
 from services.protocol.model_files.base import ModelError, ModelFiles, naming
 from services.protocol.model_files.info import read_generation_defaults
@@ -28,6 +31,7 @@ from services.protocol.model_files.vocabulary import token_ids
 
 _CPU = torch.device("cpu")
 _FP8_CAPABILITY = (8, 9)  # of the first GPUs whose units multiply and convert e4m3
+_ROUNDED = {Quantization.INT8: to_int8, Quantization.INT4: to_int4}
 _MIN_BLOCKS = 2  # room for a prompt and its next position
 
 # On a Xeon with AVX512-FP16 and AMX, [512, 1024] x [1024, 4096] took 26 ms in float16 and float32, 3.7 in bfloat16.
@@ -54,7 +58,13 @@ class LoadPlan:
 
     def tensors(self) -> AbstractContextManager[TensorSource]:
         """Opens the weights as they are stored, to be read to the device. Raises ModelError."""
-        return _open(self.engine, self.config, self.device)
+        source = _open(self.engine, self.config, self.device)
+        return _rounded(source, _ROUNDED[self.engine.quantization]) if self.rounds_weights else source
+
+    @property
+    def rounds_weights(self) -> bool:
+        """Returns True if weights are made integers while they are loaded."""
+        return self.engine.quantization in _ROUNDED
 
     def fingerprint(self) -> str:
         """Returns the name that models have in common whose KV may be exchanged. Raises ModelError."""
@@ -88,6 +98,12 @@ class LoadPlan:
         return parts
 
 
+@contextmanager
+def _rounded(opened: AbstractContextManager[TensorSource], quantize: Quantize) -> Iterator[TensorSource]:
+    with opened as source:
+        yield QuantizedAtLoad(source, quantize)
+
+
 def plan_load(engine: EngineConfig) -> LoadPlan:
     """Reads the model's configuration, and other facts about the checkpoint. Raises ModelError."""
     device = _device(engine)
@@ -101,6 +117,7 @@ def plan_load(engine: EngineConfig) -> LoadPlan:
     longest = wanted_len(engine, config)
     config = config.for_lengths(longest)
     dtype, dtype_notices = _dtype(engine, config, device)
+    _check_quantization(engine, config)
     _check_fp8(engine, config, dtype)
     scales, scale_notices = _kv_scales(engine, config)
     return LoadPlan(
@@ -165,6 +182,15 @@ def check_capability(engine: EngineConfig, capability: tuple[int, int]) -> None:
     fp8 = [option for option in engine.gpu_options if option.endswith(" fp8")]
     if fp8 and capability < _FP8_CAPABILITY:
         raise ModelError(f"{fp8[0]} needs a GPU of compute capability 8.9 or later, this one has {_dotted(capability)}")
+
+
+def _check_quantization(engine: EngineConfig, config: ModelConfig) -> None:
+    """Raises ModelError for weights that are not to be quantized once more, or in no model of this kind."""
+    option = f"--quantization {engine.quantization}"
+    if engine.quantization is not Quantization.NONE and config.scheme is not None:
+        raise ModelError(f"{option}: the checkpoint is quantized already ({config.scheme.method}), leave it out")
+    if engine.quantization in _ROUNDED and not config.is_causal:
+        raise ModelError(f"{option} is not there for models that see both ways: leave it out")
 
 
 def _check_fp8(engine: EngineConfig, config: ModelConfig, dtype: torch.dtype) -> None:

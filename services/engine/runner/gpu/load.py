@@ -13,6 +13,7 @@ from services.engine.models.architectures import num_parameters
 from services.engine.models.base import Weights
 from services.engine.models.makers import Makers
 from services.engine.models.registry import load_weights
+from services.engine.quantization.kept import KeptForms
 from services.engine.runner.base import spare_blocks
 from services.engine.runner.gpu.device import CudaDevice
 from services.engine.runner.gpu.experts import stacked_experts
@@ -46,14 +47,19 @@ def _load_weights(plan: LoadPlan, free: int, progress: Progress) -> Weights:
     check_weights_fit(num_bytes, free)
     progress.stage(WEIGHTS, num_bytes)
     product = Fp8Product if plan.engine.quantization == Quantization.FP8 else None
+    kept = KeptForms()
     with torch.inference_mode(), plan.tensors() as tensors:
-        return load_weights(
+        weights = load_weights(
             tensors,
             plan.config,
             plan.dtype,
             makers=Makers(product=product, experts=stacked_experts),
             on_read=progress.advance,
+            kept=kept,
         )
+    if plan.rounds_weights:
+        kept.require(f"--quantization {plan.engine.quantization}")
+    return weights
 
 
 def _step_bytes(plan: LoadPlan, weights: Weights, device: CudaDevice) -> int:

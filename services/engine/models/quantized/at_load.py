@@ -1,0 +1,115 @@
+"""A source of tensors whose linear layers are quantized while they are read: `--quantization int8` and `int4`."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from services.engine.models.tensor_source import TensorSource
+from services.engine.quantization.codes import CodedMatrix
+
+# The linear layers of all families, and their experts. Norms, biases, routers, embeddings, the output layer, latents
+# and what expands them are not among them: errors there reach every token, or a choice, and most are small.
+_LAYERS = (
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.qkv_proj", "self_attn.o_proj",
+    "self_attn.out_proj", "self_attn.q_a_proj", "self_attn.q_b_proj", "gate_proj", "up_proj", "gate_up_proj",
+    "down_proj", ".fc1", ".fc2", ".w1", ".w2", ".w3",
+)  # fmt: skip
+_OF_ALL_EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")  # [experts, in, out]
+
+Quantize = Callable[[Tensor], CodedMatrix]
+
+
+class QuantizedAtLoad:
+    """A `TensorSource` that shows what another has, with the numbers that are left after quantization.
+
+    Matrices that are stored as codes stay as they are.
+    """
+
+    def __init__(self, source: TensorSource, quantize: Quantize) -> None:
+        self._source = source
+        self._quantize = quantize
+
+    @property
+    def names(self) -> frozenset[str]:
+        """See `TensorSource.names`."""
+        return self._source.names
+
+    @property
+    def lends(self) -> bool:
+        """See `TensorSource.lends`."""
+        return self._source.lends
+
+    def home(self, name: str) -> str:
+        """See `TensorSource.home`."""
+        return self._source.home(name)
+
+    def dtype(self, name: str) -> torch.dtype:
+        """See `TensorSource.dtype`."""
+        return self._source.dtype(name)
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """See `TensorSource.check`."""
+        self._source.check(name, shape)
+
+    def read(self, name: str, dtype: torch.dtype, rows: slice | None = None, columns: slice | None = None) -> Tensor:
+        """See `TensorSource.read`. Whole rows are read of a matrix that is quantized, since a scale is theirs."""
+        if name.endswith(_OF_ALL_EXPERTS):
+            return self._read_experts(name, dtype, rows, columns)
+        if not is_linear(name) or self._source.coded(name, slice(0, 1)) is not None:
+            return self._source.read(name, dtype, rows, columns)
+        numbers = self._whole_rows(name, rows).numbers(dtype)
+        return numbers if columns is None else numbers[:, columns].clone()
+
+    def coded(self, name: str, rows: slice | None = None, columns: slice | None = None) -> CodedMatrix | None:
+        """See `TensorSource.coded`. Columns begin and end with a group."""
+        if (stored := self._source.coded(name, rows, columns)) is not None:
+            return stored
+        if name.endswith(_OF_ALL_EXPERTS):
+            if rows is None or rows.stop - rows.start != 1:
+                return None
+            return _columns_of(self._expert(name, rows), columns)
+        if not is_linear(name) or self._source.coded(name, slice(0, 1)) is not None:
+            return None
+        matrix = self._whole_rows(name, rows)
+        return _columns_of(matrix, columns) if len(matrix.codes) else None
+
+    def _whole_rows(self, name: str, rows: slice | None) -> CodedMatrix:
+        return self._quantize(self._source.read(name, self._stored(name), rows))
+
+    def _expert(self, name: str, expert: slice) -> CodedMatrix:
+        return self._quantize(self._source.read(name, self._stored(name), expert)[0].T)
+
+    def _read_experts(self, name: str, dtype: torch.dtype, rows: slice | None, columns: slice | None) -> Tensor:
+        found = self._source.read(name, self._stored(name), rows)
+        numbers = torch.empty(found.shape, dtype=dtype, device=found.device)
+        for place, expert in enumerate(found):
+            numbers[place] = self._quantize(expert.T).numbers(dtype).T
+        return numbers if columns is None else numbers[:, columns].clone()
+
+    def _stored(self, name: str) -> torch.dtype:
+        """Returns the dtype to quantize from, which does not depend on that of the model: the stored one."""
+        return self._source.dtype(name)
+
+
+def is_linear(name: str) -> bool:
+    """Returns True for the weight of a linear layer that is quantized."""
+    return name.removesuffix(".weight").endswith(_LAYERS) and name.endswith(".weight")
+
+
+def _columns_of(matrix: CodedMatrix, columns: slice | None) -> CodedMatrix | None:
+    """Returns these columns; None: they cut a group."""
+    depth = matrix.shape[1]
+    across = range(depth)[columns or slice(None)]
+    if len(across) == depth:
+        return matrix
+    if matrix.scales.shape[1] == 1 and across:
+        return replace(matrix, codes=matrix.codes[:, columns].contiguous(), group=len(across))
+    begin, end = across.start, across.stop
+    if not across or begin % matrix.group or (end % matrix.group and end != depth):
+        return None
+    groups = slice(begin // matrix.group, -(-end // matrix.group))
+    offsets = None if matrix.offsets is None else matrix.offsets[:, groups].contiguous()
+    codes, scales = matrix.codes[:, columns].contiguous(), matrix.scales[:, groups].contiguous()
+    return replace(matrix, codes=codes, scales=scales, offsets=offsets)
