@@ -15,6 +15,7 @@ from torch import Tensor
 
 from services.engine.models.architectures import num_parameters, parse_model_config, shapes_of
 from services.engine.models.dummy import DummyTensors, dummy_id
+from services.engine.models.embedding import Embedding
 from services.engine.models.grouped_mlp import GroupedMlp
 from services.engine.models.kv_scales import read_kv_scales
 from services.engine.models.linear import Linear
@@ -67,6 +68,9 @@ def by_place(weights: object, place: str = "") -> Iterator[tuple[str, Held]]:
         for expert, products in enumerate(zip(weights._gate_ups, weights._downs, strict=True)):
             for name, product in zip(("gate_up", "down"), products, strict=True):
                 yield f"{place}.{expert}.{name}", held(product)
+    elif isinstance(weights, Embedding):
+        assert weights.table is not None
+        yield place, (weights.table, None)
     elif isinstance(weights, Tensor):
         yield place, (weights, None)
     elif isinstance(weights, tuple):
