@@ -65,6 +65,7 @@ class CodedMatrix:
     group: int  # numbers of a row with the same scale; the last group may have fewer
     order: Tensor | None = None  # int64[in]: codes[:, i] belongs to input order[i]; None: to input i
     inputs: Inputs = Inputs.AS_THEY_ARE
+    input_scale: float | None = None  # of codes of inputs, if it is not one for each row that follows from the row
 
     def __post_init__(self) -> None:
         out, depth = self.codes.shape
@@ -74,6 +75,7 @@ class CodedMatrix:
         assert self.scales.shape == groups, (self.scales.shape, groups)
         assert self.offsets is None or (self.offsets.dtype, self.offsets.shape) == (self.scales.dtype, groups)
         assert self.order is None or self.order.shape == (depth,)
+        assert self.input_scale is None or (self.inputs is Inputs.INT8 and self.input_scale > 0)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -132,7 +134,8 @@ class CodedMatrix:
 
 
 def _kind(matrix: CodedMatrix) -> tuple[object, ...]:
-    return matrix.code, matrix.group, matrix.scales.dtype, matrix.offsets is None, matrix.inputs, matrix.shape[1]
+    of_inputs = matrix.inputs, matrix.input_scale, matrix.shape[1]
+    return matrix.code, matrix.group, matrix.scales.dtype, matrix.offsets is None, *of_inputs
 
 
 def stacked(matrices: Iterable[CodedMatrix]) -> tuple[CodedMatrix, ...]:

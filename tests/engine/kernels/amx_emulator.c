@@ -19,6 +19,7 @@ typedef union {
     uint8_t bytes[MAX_ROW_BYTES];
     uint32_t pairs[ROW_FLOATS]; /* of bfloat16, the first in the lower half */
     float floats[ROW_FLOATS];
+    uint32_t words[ROW_FLOATS]; /* int32 that wrap around */
 } row;
 
 static _Thread_local uint8_t config[CONFIG_BYTES]; /* palette 0: tiles are not to be used */
@@ -138,9 +139,8 @@ __attribute__((noipa)) static void multiply(int64_t target, int64_t left, int64_
     }
 }
 
-void tdpbf16ps(int64_t target, int64_t left, int64_t right)
+static void check_product(int64_t target, int64_t left, int64_t right, const char *name)
 {
-    const char *name = "tdpbf16ps";
     check_tile(target, name);
     check_tile(left, name);
     check_tile(right, name);
@@ -149,10 +149,32 @@ void tdpbf16ps(int64_t target, int64_t left, int64_t right)
     check(row_bytes_of(target) == row_bytes_of(right), name, "the target has other columns than the right tile");
     check(row_bytes_of(left) == 4 * rows_of(right), name, "the left tile is not as deep as the right one");
     check(row_bytes_of(target) % 4 == 0, name, "a part of a column");
+}
+
+void tdpbf16ps(int64_t target, int64_t left, int64_t right)
+{
+    check_product(target, left, right, "tdpbf16ps");
     const unsigned int before = _mm_getcsr();
     _mm_setcsr(ROUND_TO_NEAREST_DENORMALS_AS_ZERO);
     multiply(target, left, right);
     _mm_setcsr(before);
+    atomic_fetch_add_explicit(&products, 1, memory_order_relaxed);
+}
+
+/* Unsigned bytes times signed ones. */
+void tdpbusd(int64_t target, int64_t left, int64_t right)
+{
+    check_product(target, left, right, "tdpbusd");
+    for (int i = 0; i < rows_of(target); i++) {
+        uint32_t sums[ROW_FLOATS];
+        memcpy(sums, tiles[target][i].words, sizeof sums);
+        for (int k = 0; k < rows_of(right); k++)
+            for (int n = 0; n < ROW_FLOATS; n++)
+                for (int byte = 0; byte < 4; byte++)
+                    sums[n] += (uint32_t)(tiles[left][i].bytes[4 * k + byte] *
+                                          (int8_t)tiles[right][k].bytes[4 * n + byte]);
+        memcpy(tiles[target][i].bytes, sums, row_bytes_of(target));
+    }
     atomic_fetch_add_explicit(&products, 1, memory_order_relaxed);
 }
 

@@ -2,6 +2,7 @@
 
 import os
 import traceback
+from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
@@ -22,6 +23,11 @@ def runnable() -> list[Isa]:
 def run_as(isa: str, function: str, *arguments: Any) -> Any:
     """What a function, `module:name`, returns in a process in which kernels are of this class."""
     return _in_process(_choose, isa, function, arguments)
+
+
+def run_lacking(feature: str, isa: str, function: str, *arguments: Any) -> Any:
+    """The same on a processor without a feature that not all of the class have."""
+    return _in_process(partial(_hide, feature), isa, function, arguments)
 
 
 def run_emulated(isa: str, function: str, *arguments: Any) -> Any:
@@ -60,6 +66,14 @@ def _run(pipe: Connection, prepare: Any, isa: str, function: str, arguments: tup
 def _choose(isa: str) -> None:
     os.environ[CPU_ISA_VARIABLE] = isa
     keep_assembly()
+
+
+def _hide(feature: str, name: str) -> None:
+    from services.engine.kernels.cpu import isa
+
+    found = {**isa.host_features(), feature: False}
+    isa.host_features = lambda: found  # type: ignore[assignment]
+    _choose(name)
 
 
 def _emulate(isa: str) -> None:

@@ -2,20 +2,26 @@
 
 from numba import int64
 
+from services.engine.kernels.cpu.amx import int8_matmul as amx_int8_matmul
 from services.engine.kernels.cpu.amx import matmul as amx_matmul
 from services.engine.kernels.cpu.amx.decode_attention import AmxDecodeAttention
 from services.engine.kernels.cpu.amx.tile_products import amx_products
 from services.engine.kernels.cpu.decode_products import arithmetic_of_values, make_add_values, make_score_keys
 from services.engine.kernels.cpu.head_rows import make_read_rows
-from services.engine.kernels.cpu.register_tiles import Arithmetic, _tile_function, arithmetic_of
+from services.engine.kernels.cpu.register_tiles import (
+    Arithmetic,
+    _tile_function,
+    arithmetic_of,
+    arithmetic_of_codes,
+)
 from tests.engine.kernels.machine_code import assembly_of, compile_function
 
 _HEAD_DIM, _BLOCK_SIZE = 64, 16
 
 
 def register_tiles() -> dict[str, str]:
-    """By the value of `Arithmetic`: those that the class uses for bfloat16 and float32."""
-    used = {arithmetic_of("bfloat16"), Arithmetic.SINGLES}
+    """By the value of `Arithmetic`: those that the class uses for bfloat16, float32 and int8."""
+    used = {arithmetic_of("bfloat16"), Arithmetic.SINGLES, arithmetic_of_codes()}
     return {each.value: assembly_of(_tile_function(each)) for each in used}
 
 
@@ -50,6 +56,7 @@ def by_amx() -> dict[str, str]:
 
     return {
         "matmul": assembly_of(amx_matmul.make_matmul("bfloat16", gated=True)),
+        "int8_matmul": assembly_of(amx_int8_matmul.make_int8_matmul("bfloat16", gated=True)),
         "decode_attention": assembly_of(AmxDecodeAttention("bfloat16", _HEAD_DIM, 2, _BLOCK_SIZE).kernel),
         "multiply_keys": compile_function(keys, *[int64] * 4),
         "multiply_values": compile_function(values, *[int64] * 4),

@@ -24,6 +24,7 @@ _FLAGS = ("-std=gnu11", "-O3", "-march=native", "-Wall", "-Wextra", "-Werror", "
 _INTRINSICS = "services.engine.kernels.cpu.intrinsics"
 _LANES = 16
 _FLOATS, _WORDS = (ir.VectorType(element, _LANES) for element in (ir.FloatType(), ir.IntType(32)))
+_FOURS = ir.VectorType(ir.IntType(32), 4 * _LANES)
 _HALVES = ir.VectorType(ir.IntType(16), _LANES)
 Build = Callable[..., Any]  # of a builder, the type of the result, and arguments: builds the result
 
@@ -51,6 +52,8 @@ def emulate(name: str) -> ctypes.CDLL | None:
     instructions: dict[str, Build] = {}
     if "avx512f" in lacks:
         instructions |= _AVX512
+    if "avx512vnni" in lacks:
+        instructions |= _VNNI
     if "avx512bf16" in lacks:
         instructions |= _BFLOAT16
     emulator = None
@@ -84,6 +87,7 @@ _OF_TILES = (
     "tilestored64",
     "tilezero",
     "tdpbf16ps",
+    "tdpbusd",
 )
 
 
@@ -117,6 +121,27 @@ def _call(builder: Any, name: str, *values: Any) -> Any:
     """Of an intrinsic that every processor has."""
     function_type = ir.FunctionType(_FLOATS, [_FLOATS] * len(values))
     return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), values)
+
+
+def _add_products_of_bytes(builder: Any, _result: Any, sums: Any, unsigned: Any, signed: Any) -> Any:
+    """Of four uint8 and int8 each."""
+    products = builder.mul(builder.zext(unsigned, _FOURS), builder.sext(signed, _FOURS))
+    return _with_neighbours(builder, sums, products, 4)
+
+
+def _add_halves(builder: Any, _result: Any, first: Any, second: Any) -> Any:
+    """The sums of two products of int16 each."""
+    words = ir.VectorType(ir.IntType(32), 2 * _LANES)
+    products = builder.mul(builder.sext(first, words), builder.sext(second, words))
+    return _with_neighbours(builder, _words(0), products, 2)
+
+
+def _with_neighbours(builder: Any, sums: Any, products: Any, count: int) -> Any:
+    """Sums, and so many neighbours of each."""
+    for first in range(count):
+        lanes = ir.Constant(_WORDS, list(range(first, count * _LANES, count)))
+        sums = builder.add(sums, builder.shuffle_vector(products, products, lanes))
+    return sums
 
 
 def _floor(builder: Any, value: Any) -> Any:
@@ -190,7 +215,9 @@ _AVX512: dict[str, Build] = {
     "llvm.x86.avx512.permvar.sf.512": _look_up,
     "llvm.x86.avx512.mask.reduce.ps.512": _above_whole,
     "llvm.x86.avx512.mask.scalef.ps.512": _times_power,
+    "llvm.x86.avx512.pmaddw.d.512": _add_halves,
 }
+_VNNI: dict[str, Build] = {"llvm.x86.avx512.vpdpbusd.512": _add_products_of_bytes}
 _BFLOAT16: dict[str, Build] = {
     "llvm.x86.avx512bf16.dpbf16ps.512": _add_products,
     "llvm.x86.avx512bf16.cvtneps2bf16.512": _round,

@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 _AMX = r"^(tdp|tileload|tilestore|tilezero|tilerelease|ldtilecfg|sttilecfg)"
+_VNNI = r"^(\{vex\} )?vpdp"
 _BFLOAT16 = r"^(\{vex\} )?v(dpbf16ps|cvtne2?ps2bf16)"
 _AVX512 = r"%zmm|%k[0-7]\b|%[xy]mm(1[6-9]|2\d|3[01])\b|\{1to\d+\}"  # the last: an operand that is spread
-_ABOVE = {"amx": (), "avx512_bf16": (_AMX,), "avx512": (_AMX, _BFLOAT16), "avx2": (_AMX, _BFLOAT16, _AVX512)}
-_MULTIPLY_ADD = re.compile(r"v(fmadd\d+|dpbf16)ps ")
-_TILE_PRODUCT = "tdpbf16ps"
+_ABOVE = {"amx": (), "avx512_bf16": (_AMX,), "avx512": (_AMX, _BFLOAT16), "avx2": (_AMX, _BFLOAT16, _AVX512, _VNNI)}
+_MULTIPLY_ADD = re.compile(r"v((fmadd\d+|dpbf16)ps|pdpbusd|pmaddwd) ")
+_TILE_PRODUCT = ("tdpbf16ps", "tdpbusd")
 _STACK = re.compile(r"\(%rsp")  # a function with its frame in rbp would hide some; those that are looked at have none
 
 
@@ -95,7 +96,7 @@ def multiply_adds(loop: list[str]) -> list[str]:
 
 
 def tile_products(loop: list[str]) -> list[str]:
-    """AMX's, of bfloat16."""
+    """AMX's, of bfloat16 and int8."""
     return [line for line in loop if line.startswith(_TILE_PRODUCT)]
 
 

@@ -10,16 +10,18 @@ from functools import partial
 
 import torch
 
-from services.engine.kernels.cpu import matmul
+from services.engine.kernels.cpu import int8_matmul, matmul
+from services.engine.kernels.cpu.amx import int8_matmul as amx_int8_matmul
 from services.engine.kernels.cpu.amx import matmul as amx_matmul
 from services.engine.kernels.cpu.intrinsics import ISA
 from services.engine.kernels.cpu.packed_linear import PackedLinear
 from services.engine.kernels.cpu.register_tiles import COLUMNS
 from services.engine.kernels.cpu.team import the_team
 from services.engine.kernels.cpu.vectors import LANES
-from services.engine.models.linear import Linear
+from services.engine.models.linear import KernelProduct, Linear
 from tests.engine.kernels import test_small
 from tests.engine.kernels.attention_shapes import POISON, beside, some_of
+from tests.engine.kernels.int8_products import assert_product, random_rows, random_weight
 from tests.engine.kernels.shapes import HEAD_DIMS
 from tests.engine.kernels.test_packed_linear import assert_gated, assert_within_bound, make, random
 
@@ -82,14 +84,38 @@ def product_failures(dtype: torch.dtype, most: int | None, seed: int) -> Iterato
             yield f"{product} {dtype}: {error}"
 
 
+def int8_depths() -> list[int]:
+    """At which codes are filled up, and at which a product is cut."""
+    cut = int8_matmul.MOST_STEPS * int8_matmul.DEPTH_OF_STEP
+    return beside(int8_matmul.DEPTH_OF_STEP, LANES, amx_int8_matmul.DEPTH, cut, 2 * cut)
+
+
+def int8_failures(dtype: torch.dtype, most: int | None, seed: int) -> Iterator[str]:
+    """Multiplies in int8 at most so many times, and says which products failed."""
+    rows = [*((some, False) for some in _rows()), *((some, True) for some in beside(2 * matmul.MOST_ROWS))]
+    for case in some_of(list(itertools.product(rows, _columns(), int8_depths(), (False, True))), most, seed):
+        (count, in_blocks), columns, depth, has_bias = case
+        weight, x = random_weight(columns, depth, has_bias=has_bias), random_rows(count, depth, dtype)
+        kernel = weight.linear(dtype)
+        kernel._kernels._memory.fill(POISON)
+        try:
+            found, *gated = _products(kernel, x, in_blocks=in_blocks)
+            assert_product(found, x, weight)
+            for each in gated:
+                assert_gated(each, found)
+        except AssertionError as error:
+            yield f"int8 {case} {dtype}: {error}"
+
+
 def _multiply(linear: Linear, x: torch.Tensor, *, in_blocks: bool) -> tuple[torch.Tensor, ...]:
     """The product, and the gated one if the kernel gates it, with all rows at once or in blocks of rows."""
     assert isinstance(linear._kernel, PackedLinear)
     linear._kernel._kernels._memory.fill(POISON)
+    return _products(linear._kernel, x, in_blocks=in_blocks)
 
+
+def _products(kernel: KernelProduct, x: torch.Tensor, *, in_blocks: bool) -> tuple[torch.Tensor, ...]:
     def products() -> tuple[torch.Tensor, ...]:
-        kernel = linear._kernel
-        assert kernel is not None
         return (kernel(x), kernel(x, gated=True)) if kernel.can_gate else (kernel(x),)
 
     return the_team().by_rows(len(x), x.shape[1] * x.itemsize, products) if in_blocks else products()

@@ -23,7 +23,7 @@ HEAD_DIMS, GROUPS = range(32, 257, 8), range(1, 9)
 _BLOCK_SIZES = (16, 8, 32, 64)  # one after the other
 _DTYPES = ("bfloat16", "float32")
 _OF_HEADS = ("tiles", "singles")
-KERNELS = (*_OF_HEADS, "products", "codes", "small")
+KERNELS = (*_OF_HEADS, "products", "codes", "int8", "small")
 _AT_ONCE = 8  # kernels that a process compiles
 
 
@@ -82,6 +82,7 @@ def failures(shapes: list[Shape], steps: int | None, seed: int) -> list[str]:
     of_kernels = {
         "products": product_shapes.product_failures,
         "codes": coded_shapes.coded_failures,
+        "int8": product_shapes.int8_failures,
         "small": product_shapes.small_failures,
     }
 

@@ -65,6 +65,28 @@ def run(rows: int, left: torch.Tensor, right: torch.Tensor, sums: torch.Tensor) 
     return twice, apart
 
 
+@cache
+def make_multiply_bytes() -> Any:
+    """Arguments: addresses of a configuration, of the left tile, of the right one, of sums, to which the product is
+    added twice, and of 64 bytes.
+    """
+    load_5, load_6, load_7 = amx.load[5:]
+    store_5, add_7_6_to_5 = amx.store[5], amx.add_product_of_bytes(5, 7, 6)
+
+    def multiply(config: int, left: int, right: int, sums: int, saved: int) -> None:
+        amx.save_config(saved)
+        amx.load_config(config)
+        load_7(left, 64)
+        load_6(right, 64)
+        load_5(sums, 64)
+        add_7_6_to_5()
+        add_7_6_to_5()
+        store_5(sums, 64)
+        amx.load_config(saved)
+
+    return njit(multiply)
+
+
 def small_integers(*shape: int) -> torch.Tensor:
     """All sums of whose products are exact."""
     return torch.randint(-9, 10, shape, generator=torch.Generator().manual_seed(sum(shape))).to(torch.bfloat16)
@@ -94,3 +116,19 @@ def test_denormals_are_zero() -> None:
     twice, _ = run(16, left, right, sums)
     assert (sums == 0).all()
     assert (twice == 0).all()
+
+
+@needs(AMX)
+def test_a_product_of_bytes() -> None:
+    """Unsigned ones by signed ones, and sums that wrap around."""
+    generator = torch.Generator().manual_seed(0)
+    left = torch.randint(0, 256, (16, 64), dtype=torch.uint8, generator=generator)
+    right = torch.randint(-128, 128, (64, 16), dtype=torch.int8, generator=generator)
+    left[0], right[:, 0] = 255, -128
+    sums = torch.full((16, 16), -(2**31), dtype=torch.int32)
+    expected = (sums.long() + 2 * left.long() @ right.long() + 2**31) % 2**32 - 2**31
+    in_fours = right.view(16, 4, 16).transpose(1, 2).contiguous()
+    config, saved = amx.tile_config(), np.zeros(64, np.uint8)
+    addresses = left.data_ptr(), in_fours.data_ptr(), sums.data_ptr(), saved.ctypes.data
+    make_multiply_bytes()(config.ctypes.data, *addresses)
+    assert torch.equal(sums.long(), expected)

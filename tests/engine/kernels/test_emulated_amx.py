@@ -19,10 +19,12 @@ ROOT = Path(__file__).parents[3]
 EMULATED = (  # of parametrized tests, the cases in bfloat16: products, both kernels for attention, whole models
     "tests/engine/kernels/test_amx.py::test_a_product_of_tiles",
     "tests/engine/kernels/test_amx.py::test_denormals_are_zero",
+    "tests/engine/kernels/test_amx.py::test_a_product_of_bytes",
     "tests/engine/kernels/test_packed_linear.py",
     "tests/engine/kernels/test_coded_linear.py::test_long_rows",
     "tests/engine/kernels/test_coded_linear.py::test_matrices_of_several_kinds_one_below_the_other",
     "tests/engine/kernels/test_coded_linear.py::test_rows_that_lie_apart_and_blocks_of_rows",
+    "tests/engine/kernels/test_int8_linear.py",
     "tests/engine/test_attention.py::test_rows_of_any_mixture",
     "tests/engine/test_attention.py::test_head_dims[cpu-40-dtype1]",
     "tests/engine/test_attention.py::test_single_tokens_over_many_keys[cpu-96-None]",

@@ -83,13 +83,21 @@ def test_a_processor_of_no_class_has_no_kernels(available: dict[str, bool]) -> N
 def test_kernels_are_compiled_for_nothing_above_their_class() -> None:
     """On a processor that has everything."""
     every = dict.fromkeys(
-        ("avx10.1", "avxvnni", "avxneconvert", "avx512fp16", "amx-fp16", "avx512vnni", "sse4.2", *AMX.features), True
+        ("avx10.1", "avxvnni", "avxneconvert", "avx512fp16", "amx-fp16", "sse4.2", *AMX.features), True
     )
     on = {of.name: {flag[1:] for flag in of.target_features(every).split(",") if flag[0] == "+"} for of in ISAS}
     assert on["amx"] == every.keys()
     assert on["avx512_bf16"] == {name for name in every if not name.startswith("amx")}
     assert on["avx512"] == {"avx512vnni", "avxvnni", "avxneconvert", "sse4.2", *AVX512.features}
     assert on["avx2"] == {"prefer-256-bit", "sse4.2", *AVX2.features}
+
+
+@BY_NAME
+@pytest.mark.parametrize("has", [False, True])
+def test_four_int8_are_multiplied_at_once_where_class_and_processor_have_it(of: Isa, has: bool) -> None:
+    """Of the class avx512 are processors without it, as Intel's of 2017."""
+    available = features(of) | ({"avx512vnni": True} if has else {})
+    assert of.has_vnni(available) == (of in (AMX, AVX512_BF16) or (of is AVX512 and has))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from numba.extending import intrinsic
 from services.engine.kernels.cpu.isa import host_features, host_processor, is_amd, known_isa
 
 ISA = known_isa()
+HAS_VNNI = ISA.has_vnni(host_features())
 numba.config.CPU_NAME = host_processor()
 numba.config.CPU_FEATURES = ISA.target_features(host_features())
 

@@ -1,9 +1,12 @@
 """The class of this processor: which instructions kernels consist of, and which shapes follow from them.
 
-    amx           tiles of 16 rows of 64 bytes multiply bfloat16; all else as below
-    avx512_bf16   vectors of 16 float32 in one register; pairs of bfloat16 are multiplied and added in one instruction
-    avx512        vectors as above; bfloat16 is converted to float32, then multiplied
-    avx2          vectors of 8 float32, so that one of 16 takes two registers
+    amx           tiles of 16 rows of 64 bytes multiply bfloat16 and int8; all else as below
+    avx512_bf16   vectors of 16 float32 in one register; pairs of bfloat16 are multiplied and added in one instruction,
+                  and so are four int8 (VNNI)
+    avx512        vectors as above; bfloat16 is converted to float32, then multiplied; four int8 are multiplied and
+                  added in one instruction where the processor has it (`has_vnni`), else as below
+    avx2          vectors of 8 float32, so that one of 16 takes two registers; int8 is converted to int16, of which
+                  pairs are multiplied
 
 BATON_CPU_ISA chooses a lower class than the processor's own. A new class is a new entry of `ISAS`; `vectors.py` and
 `register_tiles.py` ask the class which instructions it has.
@@ -24,6 +27,7 @@ _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18  # of L
 _AVX2 = ("avx2", "fma", "f16c", "bmi", "bmi2")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 _AMX = "amx-"
+_VNNI = "avx512vnni"
 _AMD = "znver"  # beginning of LLVM's names for AMD's processors since 2017
 
 
@@ -57,11 +61,15 @@ class Isa:
         flags["prefer-256-bit"] = not self.has_avx512
         return ",".join(f"{'+' if there else '-'}{name}" for name, there in flags.items())
 
+    def has_vnni(self, available: Mapping[str, bool]) -> bool:
+        """Returns True if kernels multiply four int8 in one instruction on a processor with these features."""
+        return _VNNI in self.features or (self.has_avx512 and available.get(_VNNI, False))
+
 
 ISAS = (
     Isa(
         "amx",
-        (*_AVX512, "avx512bf16", "amx-tile", "amx-bf16"),
+        (*_AVX512, _VNNI, "avx512bf16", "amx-tile", "amx-bf16", "amx-int8"),
         above=(),
         processor="sapphirerapids",
         tile_rows=14,
@@ -71,7 +79,7 @@ ISAS = (
     ),
     Isa(
         "avx512_bf16",
-        (*_AVX512, "avx512bf16"),
+        (*_AVX512, _VNNI, "avx512bf16"),
         above=(_AMX,),
         processor="cooperlake",
         tile_rows=14,

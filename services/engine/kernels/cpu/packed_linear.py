@@ -12,7 +12,7 @@ from services.engine.kernels.cpu.amx import matmul as amx_matmul
 from services.engine.kernels.cpu.intrinsics import ISA
 from services.engine.kernels.cpu.matmul import pack, padded
 from services.engine.kernels.cpu.register_tiles import COLUMNS
-from services.engine.kernels.cpu.team import the_team
+from services.engine.kernels.cpu.team import Team, the_team
 
 # Most panels of an item, fewer if threads would have too few items to share evenly; and items for each thread, at
 # least. With 4 to 16 panels, a product of 1,848 rows took the same time within 5 %.
@@ -60,14 +60,7 @@ class PackedLinear:
         width = self._columns // 2 if gated else self._columns
         panels = padded(width) // COLUMNS
         out = team.empty(rows, panels * COLUMNS, x.dtype)
-        rows_at_once = team.rows_at_once
-        if rows_at_once is None:
-            rows_at_once = kernels.most_rows
-            threads = team.num_threads
-            panels_at_once = max(1, min(_MOST_PANELS, panels * -(-rows // rows_at_once) // (_LEAST_ITEMS * threads)))
-            skipped = (threads - 1) * panels_at_once
-        else:
-            panels_at_once, skipped = panels, -panels
+        rows_at_once, panels_at_once, skipped = items_of(team, rows, panels, kernels.most_rows)
         team.run(
             kernels.gated if gated else kernels.plain,
             -(-rows // rows_at_once) * -(-panels // panels_at_once),
@@ -88,6 +81,17 @@ class PackedLinear:
             at_a_time=1,
         )
         return out[:, :width]
+
+
+def items_of(team: Team, rows: int, panels: int, most_rows: int) -> tuple[int, int, int]:
+    """Returns the rows and the panels of an item of a product, and the panels between the end of an item and the next
+    item of its thread. most_rows: of an item.
+    """
+    if team.rows_at_once is not None:
+        return team.rows_at_once, panels, -panels
+    threads = team.num_threads
+    panels_at_once = max(1, min(_MOST_PANELS, panels * -(-rows // most_rows) // (_LEAST_ITEMS * threads)))
+    return most_rows, panels_at_once, (threads - 1) * panels_at_once
 
 
 def can_pack(weight: Tensor) -> bool:

@@ -6,7 +6,7 @@ single tokens (`decode_products`).
     b    step by step, a word of 32 bits for each column; or rows of bfloat16
     a    a word for each row and step, which is spread to all lanes; any number of bytes from row to row and from step
          to step
-    sums float32
+    sums float32, or of integers int32, which wrap around
 
 `multiply_rows` has 32 columns, steps of b next to each other, and rows of sums 128 bytes apart.
 
@@ -20,6 +20,12 @@ and two are for rows of bfloat16 as they lie in the KV pool:
 
     ROW_PAIRS  a step takes two rows of b, pairs their elements, and goes on as PAIRS
     ROWS       a step takes a row of b, converts it to float32, and goes on as SINGLES
+
+and two are for codes, with a depth of 4 in a step (Intel's manual, volume 2, VPDPBUSD and VPMADDWD):
+
+    BYTES        four uint8 in a, four int8 in b, in one instruction
+    SPLIT_BYTES  four int8 in b, of which the first and third, then the second and fourth are converted to int16 and
+                 multiplied; in a four int16 in this order
 
 `Isa.tile_rows` rows are multiplied at a time: so many that sums and operands fill the registers. Each word of b that is
 loaded then serves all of these rows, and each word of a serves all columns (Goto and van de Geijn 2008, ACM TOMS
@@ -39,6 +45,7 @@ from services.engine.kernels.cpu.compiled import MachineCode, compiled
 from services.engine.kernels.cpu.intrinsics import (
     ALL_CACHES,
     FOR_SCATTERED,
+    HAS_VNNI,
     ISA,
     build_prefetch,
     call_intrinsic,
@@ -55,8 +62,9 @@ _NUM_ARGUMENTS, _LINE = 10, 64
 _FEW_ROWS = ISA.tile_rows // 2 + 1
 _TOGETHER = 3  # rows addressed from one pointer: at it, and at 1 and 2 times the distance from it
 _FLOAT, _HALF, _WORD, _LONG = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
-_FLOATS, _WORDS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_WORD, LANES)
-_FIRST_LANE = ir.Constant(_WORDS, [0] * LANES)
+_FLOATS, WORDS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_WORD, LANES)
+BYTES, HALVES = ir.VectorType(ir.IntType(8), 4 * LANES), ir.VectorType(_HALF, 2 * LANES)
+_FIRST_LANE = ir.Constant(WORDS, [0] * LANES)
 
 
 class Arithmetic(Enum):
@@ -67,15 +75,19 @@ class Arithmetic(Enum):
     SINGLES = "singles"
     ROW_PAIRS = "row pairs"
     ROWS = "rows"
+    BYTES = "bytes"
+    SPLIT_BYTES = "split bytes"
 
     @property
     def a_bytes(self) -> int:
         """Returns the bytes of a row of a for each step, where steps lie next to each other."""
-        return 8 if self is Arithmetic.WIDENED else 4
+        return 8 if self in (Arithmetic.WIDENED, Arithmetic.SPLIT_BYTES) else 4
 
     @property
     def depth(self) -> int:
         """Returns the depth of a step: the products that it adds to each sum."""
+        if self.multiplies_bytes:
+            return 4
         return 1 if self in (Arithmetic.SINGLES, Arithmetic.ROWS) else 2
 
     @property
@@ -88,12 +100,22 @@ class Arithmetic(Enum):
         """Returns True if one instruction multiplies pairs of bfloat16."""
         return self in (Arithmetic.PAIRS, Arithmetic.ROW_PAIRS)
 
+    @property
+    def multiplies_bytes(self) -> bool:
+        """Returns True if b has int8 and sums are int32."""
+        return self in (Arithmetic.BYTES, Arithmetic.SPLIT_BYTES)
+
 
 def arithmetic_of(dtype: str) -> Arithmetic:
     """Returns the arithmetic for a weight of this dtype, bfloat16 or float32."""
     if dtype == "float32":
         return Arithmetic.SINGLES
     return Arithmetic.PAIRS if ISA.has_bfloat16 else Arithmetic.WIDENED
+
+
+def arithmetic_of_codes() -> Arithmetic:
+    """Returns the arithmetic for weights of int8."""
+    return Arithmetic.BYTES if HAS_VNNI else Arithmetic.SPLIT_BYTES
 
 
 @cache
@@ -249,6 +271,7 @@ class TileBuilder:
         """row_bytes: from a row of sums to the next. ahead_bytes: prefetched in each step, into `caches`."""
         self._builder = builder
         self._arithmetic = arithmetic
+        self._sum_type = WORDS if arithmetic.multiplies_bytes else _FLOATS
         self._rows = rows
         self._vectors = vectors
         self._row_bytes = row_bytes
@@ -313,7 +336,8 @@ class TileBuilder:
     def _places(self, sums: Any) -> list[Any]:
         builder = self._builder
         shifts = [r * self._row_bytes + v * _VECTOR_BYTES for r in range(self._rows) for v in range(self._vectors)]
-        return [builder.inttoptr(builder.add(sums, _LONG(shift)), _FLOATS.as_pointer()) for shift in shifts]
+        pointer = self._sum_type.as_pointer()
+        return [builder.inttoptr(builder.add(sums, _LONG(shift)), pointer) for shift in shifts]
 
     def _sums_before(self, sums: Any, afresh: Any) -> list[Any]:
         builder, places = self._builder, self._places(sums)
@@ -323,7 +347,7 @@ class TileBuilder:
         loaded = [builder.load(place, align=4) for place in places]
         builder.branch(begin)
         builder.position_at_end(begin)
-        values = [self._running(ir.Constant(_FLOATS, [0.0] * LANES), entry) for _ in places]
+        values = [self._running(ir.Constant(self._sum_type, [0] * LANES), entry) for _ in places]
         for value, from_memory in zip(values, loaded, strict=True):
             value.add_incoming(from_memory, load)
         return values
@@ -335,10 +359,12 @@ class TileBuilder:
             return [self._pairs(b, builder.add(b, builder.ashr(b_step, _LONG(1))))]
         if self._arithmetic is Arithmetic.ROWS:
             loads = [builder.add(b, _LONG(v * LANES * 2)) for v in range(vectors)]
-            return [[self._widened(builder.zext(self._load(at, _HALF, LANES), _WORDS), upper=False) for at in loads]]
+            return [[self._widened(builder.zext(self._load(at, _HALF, LANES), WORDS), upper=False) for at in loads]]
         words = [self._load(builder.add(b, _LONG(v * _VECTOR_BYTES)), _WORD, LANES) for v in range(vectors)]
-        if self._arithmetic is Arithmetic.PAIRS:
+        if self._arithmetic in (Arithmetic.PAIRS, Arithmetic.BYTES):
             return [words]
+        if self._arithmetic is Arithmetic.SPLIT_BYTES:
+            return [[self._split_bytes(word, upper=upper) for word in words] for upper in (False, True)]
         if self._arithmetic is Arithmetic.SINGLES:
             return [[builder.bitcast(word, _FLOATS) for word in words]]
         return [[self._widened(word, upper=upper) for word in words] for upper in (False, True)]
@@ -350,10 +376,16 @@ class TileBuilder:
         """Converts one bfloat16 of each word to float32."""
         builder = self._builder
         if upper:
-            bits = builder.and_(words, ir.Constant(_WORDS, [0xFFFF0000] * LANES))
+            bits = builder.and_(words, ir.Constant(WORDS, [0xFFFF0000] * LANES))
         else:
-            bits = builder.shl(words, ir.Constant(_WORDS, [16] * LANES))
+            bits = builder.shl(words, ir.Constant(WORDS, [16] * LANES))
         return builder.bitcast(bits, _FLOATS)
+
+    def _split_bytes(self, words: Any, *, upper: bool) -> Any:
+        """Converts the first and third int8 of each word to int16, or the second and fourth."""
+        builder, bits = self._builder, ir.Constant(HALVES, [8] * 2 * LANES)
+        halves = builder.bitcast(words, HALVES)
+        return builder.ashr(halves if upper else builder.shl(halves, bits), bits)
 
     def _pairs(self, first: Any, second: Any) -> list[Any]:
         """Pairs the elements of two rows at these addresses: vectors of words."""
@@ -364,7 +396,7 @@ class TileBuilder:
             for start in range(0, count, LANES):
                 lanes = [lane + row for lane in range(start, start + LANES) for row in (0, count)]
                 order = ir.Constant(ir.VectorType(_WORD, 2 * LANES), lanes)
-                pairs.append(builder.bitcast(builder.shuffle_vector(*rows, order), _WORDS))
+                pairs.append(builder.bitcast(builder.shuffle_vector(*rows, order), WORDS))
         return pairs
 
     def _step(self, sums: list[Any], a: list[Any], shifts: tuple[Any, ...], b: list[list[Any]]) -> list[Any]:
@@ -379,7 +411,9 @@ class TileBuilder:
         return sums
 
     def _spread(self, address: Any) -> Any:
-        builder, kind = self._builder, _WORDS if self._arithmetic.multiplies_pairs else _FLOATS
+        builder = self._builder
+        is_word = self._arithmetic.multiplies_pairs or self._arithmetic.multiplies_bytes
+        kind = WORDS if is_word else _FLOATS
         word = builder.load(builder.inttoptr(address, kind.element.as_pointer()), align=2)
         nothing = ir.Constant(kind, ir.Undefined)
         return builder.shuffle_vector(builder.insert_element(nothing, word, _WORD(0)), nothing, _FIRST_LANE)
@@ -390,4 +424,22 @@ class TileBuilder:
             pairs = BFloat16s(2 * LANES)
             a, b = builder.bitcast(a, pairs), builder.bitcast(b, pairs)
             return call_intrinsic(builder, "llvm.x86.avx512bf16.dpbf16ps.512", _FLOATS, sums, a, b)
+        if self._arithmetic is Arithmetic.BYTES:
+            a, b = builder.bitcast(a, BYTES), builder.bitcast(b, BYTES)
+            return call_intrinsic(builder, "llvm.x86.avx512.vpdpbusd.512", WORDS, sums, a, b)
+        if self._arithmetic is Arithmetic.SPLIT_BYTES:
+            return builder.add(sums, multiply_halves(builder, builder.bitcast(a, HALVES), b))
         return call_intrinsic(builder, "llvm.fma.v16f32", _FLOATS, a, b, sums)
+
+
+def multiply_halves(builder: Any, first: Any, second: Any) -> Any:
+    """Builds the sums of the products of two neighbours each, int16[32] to int32[16]."""
+    if ISA.has_avx512:
+        return call_intrinsic(builder, "llvm.x86.avx512.pmaddw.d.512", WORDS, first, second)
+    half = ir.VectorType(_WORD, LANES // 2)
+    parts = []
+    for begin in (0, LANES):
+        lanes = ir.Constant(ir.VectorType(_WORD, LANES), list(range(begin, begin + LANES)))
+        both = [builder.shuffle_vector(value, value, lanes) for value in (first, second)]
+        parts.append(call_intrinsic(builder, "llvm.x86.avx2.pmadd.wd", half, *both))
+    return builder.shuffle_vector(*parts, ir.Constant(WORDS, list(range(LANES))))

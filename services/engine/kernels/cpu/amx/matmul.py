@@ -1,4 +1,7 @@
-"""Matrix products in bfloat16, by AMX: y = x W^T + b, and SiLU(gate(x)) * up(x), which takes two products.
+"""Matrix products by AMX: y = x W^T + b, and SiLU(gate(x)) * up(x), which takes two products.
+
+This is said of bfloat16; `int8_matmul` computes the same in int8, whose steps have a depth of 64, in fours and not in
+pairs, and whose sums are int32. A step has as many bytes.
 
 One block is 32 rows of x times 32 rows of W; its sums are in four tiles:
 
@@ -14,6 +17,7 @@ fast when its operands were in the second-level cache already. If rows are too l
 multiplied along one part of the depth, then along the next.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,8 +32,6 @@ load_0, load_1, load_2, load_3 = amx.load[:4]
 load_4, load_5, load_6, load_7 = amx.stream[4:]
 store_0, store_1, store_2, store_3 = amx.store[:4]
 zero_0, zero_1, zero_2, zero_3 = amx.zero[:4]
-add_4_6_to_0, add_4_7_to_1 = amx.add_product(0, 4, 6), amx.add_product(1, 4, 7)
-add_5_6_to_2, add_5_7_to_3 = amx.add_product(2, 5, 6), amx.add_product(3, 5, 7)
 
 BLOCK = 32  # rows and columns of a block, and the depth of a step
 _SUMS_AT = 64  # in the scratch memory, after the saved tile configuration of other code
@@ -83,18 +85,37 @@ def _end(sums: int, both: bool) -> None:
         store_3(sums + 2112, 128)
 
 
-@njit(error_model="numpy")
-def _multiply(x: int, stride: int, panel: int, both: bool) -> None:
-    """Adds the products of a step to the sums in tiles."""
-    load_6(panel, 128)
-    load_7(panel + 64, 128)
-    load_4(x, stride)
-    add_4_6_to_0()
-    add_4_7_to_1()
-    if both:
-        load_5(x + _HALF * stride, stride)
-        add_5_6_to_2()
-        add_5_7_to_3()
+def make_multiply(add_product: Any) -> Any:
+    """Makes a function that adds the products of a step to the sums in tiles."""
+    add_4_6_to_0, add_4_7_to_1 = add_product(0, 4, 6), add_product(1, 4, 7)
+    add_5_6_to_2, add_5_7_to_3 = add_product(2, 5, 6), add_product(3, 5, 7)
+
+    @njit(error_model="numpy")
+    def multiply(x: int, stride: int, panel: int, both: bool) -> None:
+        load_6(panel, 128)
+        load_7(panel + 64, 128)
+        load_4(x, stride)
+        add_4_6_to_0()
+        add_4_7_to_1()
+        if both:
+            load_5(x + _HALF * stride, stride)
+            add_5_6_to_2()
+            add_5_7_to_3()
+
+    return multiply
+
+
+_multiply = make_multiply(amx.add_product)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kind:
+    """What differs between kinds of products."""
+
+    multiply: Any  # of `make_multiply`
+    finish: Any  # sums; those of the gated; target; numbers of both units; address of the row's scale: writes one row
+    unit_bytes: int  # of a row of the target
+    numbers_bytes: int  # of what belongs to a unit's columns
 
 
 @njit(error_model="numpy")
@@ -125,13 +146,49 @@ def make_matmul(dtype: str, *, gated: bool) -> Any:
         "x stride target target_stride weight bias rows depth units scratch rows_at_once units_at_once skipped configs"
     )
     finish_row = make_finish(ELEMENTS[dtype], gated=gated)
-    parts = 2 if gated else 1
-    share = BLOCK // parts
 
     @njit
-    def finish(sums: int, target: int, bias: int, up_bias: int) -> None:
+    def finish(sums: int, gated_sums: int, target: int, bias: int, gated_bias: int, _scale: int) -> None:
+        finish_row(sums, gated_sums, target, bias, gated_bias)
+
+    kind = Kind(_multiply, finish, unit_bytes=BLOCK * 2, numbers_bytes=BLOCK * 4)
+    multiply_item = make_item(kind, gated=gated)
+
+    @njit(error_model="numpy")
+    def work(a: Any, item: int, thread: int) -> None:
+        multiply_item(
+            a[arg.x],
+            a[arg.stride] * 2,
+            0,
+            0,
+            a[arg.target],
+            a[arg.target_stride] * 2,
+            a[arg.weight],
+            a[arg.bias],
+            a[arg.rows],
+            a[arg.depth] // BLOCK,
+            a[arg.units],
+            a[arg.scratch] + thread * SCRATCH_BYTES,
+            a[arg.rows_at_once],
+            a[arg.units_at_once],
+            a[arg.skipped],
+            a[arg.configs],
+            item,
+        )
+
+    return work
+
+
+def make_item(kind: Kind, *, gated: bool) -> Any:
+    """Makes a function that computes an item. Strides are in bytes; those of scales are 0 where there are none."""
+    parts = 2 if gated else 1
+    share, numbers_bytes, unit_bytes = BLOCK // parts, kind.numbers_bytes, kind.unit_bytes
+    multiply, finish_kind = kind.multiply, kind.finish
+
+    @njit
+    def finish(sums: int, target: int, numbers: int, up_numbers: int, scale: int) -> None:
         """Rounds and writes one row of a block."""
-        finish_row(sums, sums + _SUMS_BYTES, target, bias, up_bias)
+        finish_kind(sums, sums + _SUMS_BYTES, target, numbers, up_numbers, scale)
 
     @njit(error_model="numpy")
     def multiply_and_finish(
@@ -146,28 +203,59 @@ def make_matmul(dtype: str, *, gated: bool) -> Any:
         sums: int,
         target: int,
         target_stride: int,
-        bias: int,
-        up_bias: int,
+        numbers: int,
+        up_numbers: int,
+        scale: int,
+        scale_stride: int,
     ) -> None:
         """Multiplies the steps of a block. Beside the first steps, finishes pairs of rows of the previous block."""
         for _ in range(pairs):
-            _multiply(x, stride, panel, both)
+            multiply(x, stride, panel, both)
             _ask_for(asked, lines)
-            finish(sums, target, bias, up_bias)
-            finish(sums + 128, target + target_stride, bias, up_bias)
+            finish(sums, target, numbers, up_numbers, scale)
+            finish(sums + 128, target + target_stride, numbers, up_numbers, scale + scale_stride)
             x, panel, asked = x + 64, panel + _STEP_BYTES, asked + lines * _LINE
-            sums, target = sums + 256, target + 2 * target_stride
+            sums, target, scale = sums + 256, target + 2 * target_stride, scale + 2 * scale_stride
         for _ in range(steps - pairs):
-            _multiply(x, stride, panel, both)
+            multiply(x, stride, panel, both)
             _ask_for(asked, lines)
             x, panel, asked = x + 64, panel + _STEP_BYTES, asked + lines * _LINE
 
     @njit(error_model="numpy")
-    def work(a: Any, item: int, thread: int) -> None:
-        x, stride, target, target_stride = a[arg.x], a[arg.stride] * 2, a[arg.target], a[arg.target_stride] * 2
-        weight, bias, rows, configs = a[arg.weight], a[arg.bias], a[arg.rows], a[arg.configs]
-        all_steps, units = a[arg.depth] // BLOCK, a[arg.units]
-        rows_at_once, units_at_once = a[arg.rows_at_once], a[arg.units_at_once]
+    def finish_rest(
+        begin: int,
+        end: int,
+        sums: int,
+        target: int,
+        target_stride: int,
+        numbers: int,
+        up_numbers: int,
+        scales: int,
+        scale_stride: int,
+    ) -> None:
+        for i in range(begin, end):
+            finish(sums + i * 128, target + i * target_stride, numbers, up_numbers, scales + i * scale_stride)
+
+    @njit(error_model="numpy")
+    def multiply_item(
+        x: int,
+        stride: int,
+        scales: int,
+        scale_stride: int,
+        target: int,
+        target_stride: int,
+        weight: int,
+        numbers: int,
+        rows: int,
+        all_steps: int,
+        units: int,
+        scratch: int,
+        rows_at_once: int,
+        units_at_once: int,
+        skipped: int,
+        configs: int,
+        item: int,
+    ) -> None:
         panel_bytes = all_steps * _STEP_BYTES
         items = (units + units_at_once - 1) // units_at_once  # that share their rows
         first_row, first_unit = item // items * rows_at_once, item % items * units_at_once
@@ -176,12 +264,12 @@ def make_matmul(dtype: str, *, gated: bool) -> Any:
         lines = (_STEP_BYTES // _LINE + blocks - 1) // blocks
         chunks = (all_steps + _MOST_STEPS - 1) // _MOST_STEPS
         chunk_steps = (all_steps + chunks - 1) // chunks
-        scratch = a[arg.scratch] + thread * SCRATCH_BYTES
         sums, done_sums = scratch + _SUMS_AT, scratch + _SUMS_AT + parts * _SUMS_BYTES
         amx.save_config(scratch)
         amx.load_config(configs)
         is_full = True
-        done, done_at, done_target, done_bias, done_up_bias = 0, 0, 0, 0, 0  # of the previous block's rows
+        done, done_at, done_target, done_scales = 0, 0, 0, 0  # of the previous block's rows
+        done_numbers, done_up_numbers = 0, 0
         for group in range(first_unit, end_unit, _UNITS_TOGETHER):
             end_group = min(group + _UNITS_TOGETHER, end_unit)
             for step in range(0, all_steps, chunk_steps):
@@ -192,10 +280,10 @@ def make_matmul(dtype: str, *, gated: bool) -> Any:
                     elif not is_last:
                         ahead = weight + group * panel_bytes + (step + steps) * _STEP_BYTES
                     else:
-                        following = unit + 1 if unit + 1 < end_unit else min(end_unit + a[arg.skipped], units - 1)
+                        following = unit + 1 if unit + 1 < end_unit else min(end_unit + skipped, units - 1)
                         ahead = weight + following * panel_bytes
-                    unit_bias = bias + unit * BLOCK * 4 if bias != 0 else 0
-                    up_bias = unit_bias + units * BLOCK * 4 if bias != 0 else 0
+                    unit_numbers = numbers + unit * numbers_bytes if numbers != 0 else 0
+                    up_numbers = unit_numbers + units * numbers_bytes if numbers != 0 else 0
                     partial = scratch + _PARTIAL_AT + (unit - group) * parts * blocks * _SUMS_BYTES
                     for row in range(first_row, end_row, BLOCK):
                         count = min(BLOCK, end_row - row)
@@ -218,21 +306,42 @@ def make_matmul(dtype: str, *, gated: bool) -> Any:
                                 done_sums + done_at * 128,
                                 done_target + done_at * target_stride,
                                 target_stride,
-                                done_bias,
-                                done_up_bias,
+                                done_numbers,
+                                done_up_numbers,
+                                done_scales + done_at * scale_stride,
+                                scale_stride,
                             )
                             _end(sums + part * _SUMS_BYTES if is_last else partial, both)
                             done_at += 2 * pairs
                             partial += _SUMS_BYTES
                         ahead += steps * lines * _LINE
                         if is_last:
-                            for i in range(done_at, done):
-                                finish(done_sums + i * 128, done_target + i * target_stride, done_bias, done_up_bias)
+                            finish_rest(
+                                done_at,
+                                done,
+                                done_sums,
+                                done_target,
+                                target_stride,
+                                done_numbers,
+                                done_up_numbers,
+                                done_scales,
+                                scale_stride,
+                            )
                             sums, done_sums = done_sums, sums
-                            done, done_at, done_target = count, 0, target + row * target_stride + unit * _LINE
-                            done_bias, done_up_bias = unit_bias, up_bias
-        for i in range(done_at, done):
-            finish(done_sums + i * 128, done_target + i * target_stride, done_bias, done_up_bias)
+                            done, done_at, done_target = count, 0, target + row * target_stride + unit * unit_bytes
+                            done_numbers, done_up_numbers = unit_numbers, up_numbers
+                            done_scales = scales + row * scale_stride
+        finish_rest(
+            done_at,
+            done,
+            done_sums,
+            done_target,
+            target_stride,
+            done_numbers,
+            done_up_numbers,
+            done_scales,
+            scale_stride,
+        )
         amx.load_config(scratch)
 
-    return work
+    return multiply_item

@@ -1,7 +1,9 @@
-"""Intel's AMX, for kernels: tiles of 16 rows of 64 bytes, and their bfloat16 products (Intel's manual, volume 1, 18).
+"""Intel's AMX, for kernels: tiles of 16 rows of 64 bytes, and their products (Intel's manual, volume 1, 18).
 
 A product multiplies a bfloat16 tile [16, 32] by one [32, 16], and adds the result to a float32 tile [16, 16]. The
-second factor has its rows in pairs: each of its 32-bit words holds one column of two rows.
+second factor has its rows in pairs: each of its 32-bit words holds one column of two rows. Or it multiplies a tile of
+uint8 [16, 64] by one of int8 [64, 16], and adds the result to a tile of int32, which wraps around; a word of the second
+factor holds one column of four rows.
 """
 
 from typing import Any
@@ -79,3 +81,8 @@ def add_product(target: int, left: int, right: int) -> Any:
     `right`, [32, 16] in pairs of rows.
     """
     return _of_tiles("llvm.x86.tdpbf16ps", target, left, right)
+
+
+def add_product_of_bytes(target: int, left: int, right: int) -> Any:
+    """Returns the same for tile `left`, uint8 [16, 64], and tile `right`, int8 [64, 16] in fours of rows."""
+    return _of_tiles("llvm.x86.tdpbusd", target, left, right)
