@@ -88,6 +88,14 @@ _PARTS = {
         (("rounds", 3, "rounds, of which the best one counts"),),
     ),
     "prefix": _Part("admission of prompts of 1k to 128k tokens, cold and cached, beside the gateway's hashing"),
+    "products": _Part(
+        "products in int8, in turns with bfloat16, beside the peaks of the cores; of another class: BATON_CPU_ISA",
+        (
+            ("threads", 0, "threads; 0: one on each core"),
+            ("rounds", 7, "rounds, of which the shortest counts"),
+            ("float32", 0, "1: beside float32, and not bfloat16"),
+        ),
+    ),
     "scheduler": _Part(
         "a decode step without the model: schedule, blocks, stop checks, frames",
         (("steps", 400, "steps of each batch"),),
