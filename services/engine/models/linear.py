@@ -122,8 +122,11 @@ def coded_linear(matrices: Coded, bias: Tensor | None, make_product: MakeCodedPr
 
 def coded_kernel(matrices: Coded, bias: Tensor | None, dtype: torch.dtype) -> Linear | None:
     """Makes a linear layer of codes, for x of this dtype, by a kernel for CPUs; None: there is none for them."""
+    from services.engine.kernels.cpu import int8_linear
     from services.engine.kernels.cpu.coded_linear import CodedLinear, can_multiply
 
+    if int8_linear.can_multiply(matrices, dtype):
+        return _of_kernel(int8_linear.Int8Linear(matrices, bias, dtype))
     if not can_multiply(matrices, dtype):
         return None
     return _of_kernel(CodedLinear(matrices, bias, dtype))

@@ -7,35 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from services.engine.kernels.cpu.int8_linear import Int8Linear
-from services.engine.models.architectures import parse_model_config
-from services.engine.models.checkpoint import Checkpoint
-from services.engine.models.linear import Coded
-from services.engine.models.makers import Makers
-from services.engine.models.registry import load_weights
-from services.engine.quantization.codes import Code, CodedMatrix, Inputs
-from services.engine.quantization.kept import KeptForms
-from services.engine.runner.cpu.torch_runner import TorchRunner
-from services.protocol.model_files.open import open_model
+from services.config import DeviceKind, Dtype, Quantization
+from services.config.engine import EngineConfig
+from services.engine.runner.load import load_runner
 from tests.checkpoints import write_checkpoint
 from tests.engine.oracle import Reference, prompts_of
 from tests.engine.stepping import Row, run_greedy
 
 LENGTHS, NUM_TOKENS, VOCAB = [1, 37, 150], 8, 320
-
-
-class Int8Checkpoint(Checkpoint):
-    """A checkpoint in bfloat16 that gives the weights of its layers as int8, with a scale for each row."""
-
-    def coded(self, name: str, rows: slice | None = None, columns: slice | None = None) -> CodedMatrix | None:
-        if not name.endswith("_proj.weight"):
-            return None
-        codes, scales = rounded_weight(self.read(name, torch.float32, rows, columns))
-        return CodedMatrix(Code.INT8, codes.view(torch.uint8), scales, None, codes.shape[1], inputs=Inputs.INT8)
-
-
-def multiply(matrices: Coded, bias: Tensor | None) -> Int8Linear:
-    return Int8Linear(matrices, bias, torch.float32)
 
 
 def rounded_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -44,7 +23,7 @@ def rounded_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (weight / scales).round().to(torch.int8), scales
 
 
-class Rounded(nn.Module):
+class Rounded(nn.Module):  # type: ignore[misc]
     """A linear layer whose weight and, if asked for, whose input are those that codes mean, in float32."""
 
     def __init__(self, linear: nn.Linear, *, with_inputs: bool) -> None:
@@ -79,19 +58,25 @@ def logprobs_of(row: Row) -> Tensor:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_a_whole_model(family: str, tmp_path: Path) -> None:
+def test_a_model_that_is_quantized_when_it_is_loaded(family: str, tmp_path: Path) -> None:
     """In float32, in chunks and recorded steps. A code that the last bits of its number decide moves all that follows
     a little, but far less than rounding inputs does.
     """
     directory = write_checkpoint(tmp_path / "model", family, hidden_size=128, head_dim=32, intermediate_size=192)
-    config, prompts, kept = parse_model_config(open_model(directory).config()), prompts_of(LENGTHS), KeptForms()
-    with Int8Checkpoint(directory) as checkpoint:
-        weights = load_weights(checkpoint, config, torch.float32, fused=True, makers=Makers(coded=multiply), kept=kept)
-    assert kept.notices() == ()
-    runner = TorchRunner(config, weights, 64, 16, fused=True)
-    rows = run_greedy(runner, prompts, NUM_TOKENS, chunk=100, num_logprobs=VOCAB)
+    engine = EngineConfig(
+        model=directory,
+        device=DeviceKind.CPU,
+        dtype=Dtype.FLOAT32,
+        quantization=Quantization.INT8,
+        kv_memory_bytes=4 << 20,
+        num_threads=1,
+    )
+    loaded = load_runner(engine)
+    assert not any("unpacked" in notice for notice in loaded.notices)
+    rows = run_greedy(loaded.runner, prompts_of(LENGTHS), NUM_TOKENS, chunk=100, num_logprobs=VOCAB)
     exact, of_weights = (reference(directory, with_inputs=with_inputs) for with_inputs in (True, False))
-    for row, prompt in zip(rows, prompts, strict=True):
+    for row in rows:
+        prompt = row.tokens[: row.num_prompt]
         tokens, expected = exact.run(prompt, NUM_TOKENS)
         _, others = of_weights.run(prompt, NUM_TOKENS)
         assert row.generated == tokens

@@ -117,7 +117,8 @@ def _has_kernel(matrix: CodedMatrix) -> bool:
         and matrix.code is Code.INT8
         and matrix.group >= depth
         and matrix.offsets is None
-        and depth < MOST_DEPTH
+        and matrix.codes.device.type == "cpu"
+        and 0 < depth < MOST_DEPTH
     )
 
 
