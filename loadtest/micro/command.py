@@ -91,6 +91,7 @@ _PARTS = {
     "products": _Part(
         "products in int8, in turns with bfloat16, beside the peaks of the cores; of another class: BATON_CPU_ISA",
         (
+            ("model", None, "a model whose steps are measured too, rounded to int8 when it is loaded"),
             ("threads", 0, "threads; 0: one on each core"),
             ("rounds", 7, "rounds, of which the shortest counts"),
             ("float32", 0, "1: beside float32, and not bfloat16"),

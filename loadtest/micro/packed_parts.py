@@ -26,14 +26,14 @@ from services.engine.quantization.codes import Code, CodedMatrix
 from services.engine.runner.memory import keep_freed_memory
 from services.protocol.model_files.open import open_model
 
-_STEPS = ((1, 1), (4, 1), (16, 1), (64, 1), (1, 512), (4, 512))  # rows, and new tokens of each
+STEPS = ((1, 1), (4, 1), (16, 1), (64, 1), (1, 512), (4, 512))  # rows, and new tokens of each
 _ROWS = (8, 12, 16, 20, 24, 32, 40, 48, 64, 96)
 _COLUMNS, _DEPTH, _GROUP = 3072, 576, 32  # of the products
 _LAYERS = 30  # so many weights by turns that none stays in a cache
 _TURNS = 15
 
 
-class _Numbers:
+class Numbers:
     """A source of tensors that has none in codes."""
 
     def __init__(self, source: TensorSource) -> None:
@@ -72,10 +72,10 @@ def measure(model: Path, context: int, dtype: torch.dtype) -> list[Record]:
             "numbers_mb": number_bytes / 1e6,
         }
         records = [rates, *(_of_rows(rows, dtype) for rows in _ROWS)]
-        for rows, new in _STEPS:
+        for rows, new in STEPS:
             own = MeasuredStep(config, packed, rows, new, context)
             other = MeasuredStep(config, numbers, rows, new, context)
-            packed_s, number_s = _by_turns(own.whole, other.whole)
+            packed_s, number_s = by_turns(own.whole, other.whole)
             record: Record = {
                 "of": f"{rows} x {new} tokens",
                 "packed_ms": packed_s * 1e3,
@@ -95,7 +95,7 @@ def _load(model: Path, config: DecoderConfig, dtype: torch.dtype, *, as_numbers:
     """Returns weights, and the bytes of all that a step multiplies: each tensor but an embedding of its own."""
     read: list[int] = []
     with open_tensors(model, config, torch.device("cpu")) as source:
-        of_numbers: Any = _Numbers(source)
+        of_numbers: Any = Numbers(source)
         weights = load_weights(of_numbers if as_numbers else source, config, dtype, fused=True, on_read=read.append)
     assert isinstance(weights, DecoderWeights)
     embedding = 0 if config.tie_word_embeddings else read[0]
@@ -120,7 +120,7 @@ def _of_rows(rows: int, dtype: torch.dtype) -> Record:
             layer(x, gated=True, unpacks=unpacks)
 
     way = "as they are" if rows <= FEW_ROWS else "unpacked"
-    few_s, many_s = _by_turns(lambda: run(unpacks=False), lambda: run(unpacks=True))
+    few_s, many_s = by_turns(lambda: run(unpacks=False), lambda: run(unpacks=True))
     return {
         "of": f"{rows} rows, {_LAYERS} products of {_COLUMNS} x {_DEPTH}, {way}",
         "as_they_are_ms": few_s * 1e3,
@@ -128,7 +128,7 @@ def _of_rows(rows: int, dtype: torch.dtype) -> Record:
     }
 
 
-def _by_turns(first: Callable[[], object], second: Callable[[], object]) -> tuple[float, float]:
+def by_turns(first: Callable[[], object], second: Callable[[], object]) -> tuple[float, float]:
     """Returns the shortest time of each: other work of the machine only makes them longer."""
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(_TURNS):
