@@ -12,7 +12,16 @@ from loadtest.tables import Record
 from tests.gpu.checks.result import Check
 
 # random cases of each round
-FAMILIES = {"attention": 2, "rows": 4, "rotary": 4, "fp8_linear": 4, "experts": 4, "latents": 2, "sampling": 4}
+FAMILIES = {
+    "attention": 2,
+    "rows": 4,
+    "rotary": 4,
+    "fp8_linear": 4,
+    "coded": 4,
+    "experts": 4,
+    "latents": 2,
+    "sampling": 4,
+}
 
 
 def measure(family: str, device: torch.device, seed: int, seconds: float) -> Iterator[Record | str]:

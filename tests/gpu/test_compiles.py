@@ -4,8 +4,13 @@ import pytest
 
 from tests.gpu.compiled import Compiled, compile_all
 
-MODULES = [f"tests.gpu.variants.{name}" for name in ("attention", "experts", "latents", "rows", "sampling")]
+MODULES = [f"tests.gpu.variants.{name}" for name in ("attention", "coded", "experts", "latents", "rows", "sampling")]
 ROWS = ("add_norm", "silu_mul", "quantize_rows", "rotate_and_store", "store_kv 128")
+
+
+def products_of_codes(compiled: list[Compiled]) -> list[Compiled]:
+    of_codes = [kernel for kernel in compiled if "codes, " in kernel.name and kernel.capability == 90]
+    return [kernel for kernel in of_codes if not kernel.name.endswith(("add_parts_kernel", "activate_kernel"))]
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +83,27 @@ def test_experts_of_prompts_are_multiplied_by_hoppers_matrix_units(compiled):
     for kernel in products:
         assert kernel.has("LDGSTS.128"), kernel
         assert kernel.has("HMMA" if kernel.name.startswith("16 rows") else "HGMMA"), kernel
+
+
+@pytest.mark.long
+def test_codes_are_multiplied_by_hoppers_matrix_units(compiled):
+    products = [kernel for kernel in products_of_codes(compiled) if "float32" not in kernel.name]
+    assert len(products) > 50
+    for kernel in products:
+        unit = "IGMMA" if "of int8" in kernel.name else "QGMMA" if "of float8" in kernel.name else "HGMMA"
+        assert kernel.has(unit), kernel
+        assert kernel.has("LDGSTS.128") or kernel.has("LDGSTS.64"), kernel
+
+
+@pytest.mark.long
+def test_codes_become_numbers_two_at_a_time(compiled):
+    """Of 4 bits and of e4m3: bytes are permuted, and pairs of 16-bit numbers multiplied or added."""
+    others = "of int8", "of float8", "of float32", ", int8"
+    unpacked = [kernel for kernel in products_of_codes(compiled) if not any(other in kernel.name for other in others)]
+    assert len(unpacked) > 25
+    for kernel in unpacked:
+        assert kernel.has("PRMT"), kernel
+        assert kernel.has("HFMA2"), kernel
 
 
 @pytest.mark.long

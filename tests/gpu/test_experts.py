@@ -10,7 +10,7 @@ from services.engine.kernels.routing_numbers import RoutingNumbers
 from tests.gpu.checks import experts as checks
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(8))
 def test_experts_and_their_products_are_those_of_float64(device: torch.device, seed: int) -> None:
     found = checks.check(device, seed=seed, num_cases=3)

@@ -52,6 +52,8 @@ class Inputs(Enum):
 
     AS_THEY_ARE = "as they are"
     INT8 = "int8"  # to codes of -127 to 127, with a scale for each row
+    E4M3 = "e4m3"  # to codes of e4m3, with a scale for each row
+    E4M3_GROUPS = "e4m3 by groups"  # to codes of e4m3, with a scale for each of the matrix's groups in a row
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,13 +1,18 @@
 """The choice of experts and their grouped products, against float64."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from services.engine.kernels.gpu.experts import ExpertStacks, grouped_mlp
 from services.engine.kernels.gpu.routing import route
+from services.engine.kernels.gpu.stacked_experts import CodedExperts
 from services.engine.kernels.routing_numbers import RoutingNumbers, Scores
+from services.engine.quantization.codes import Code, CodedMatrix, Inputs
 from tests.gpu.checks.buffers import within
-from tests.gpu.checks.errors import compare, exactly
+from tests.gpu.checks.coded import random_matrix
+from tests.gpu.checks.errors import BOUNDS, compare, exactly, relative_error
 from tests.gpu.checks.result import Check
 from tests.gpu.checks.source import DTYPES, Source, cases
 
@@ -22,10 +27,23 @@ _CHOICES = (
     RoutingNumbers(21, 5, Scores.SIGMOID, True, 1.5, 7, 3, True),
 )
 
+_STORED = (
+    (Code.UINT4, Inputs.AS_THEY_ARE),
+    (Code.E2M1, Inputs.AS_THEY_ARE),
+    (Code.E4M3, Inputs.AS_THEY_ARE),
+    (Code.INT8, Inputs.INT8),
+    (Code.E4M3, Inputs.E4M3_GROUPS),
+)
+_FROM_UNROUNDED = 0.08  # two products whose inputs are rounded to 3 bits of mantissa, each off by 0.026
+
 
 def check(device: torch.device, seed: int, num_cases: int) -> list[Check]:
     """Checks `num_cases` random cases of each."""
-    return [*cases(_route, device, seed, num_cases), *cases(_grouped_mlp, device, seed, num_cases)]
+    return [
+        *cases(_route, device, seed, num_cases),
+        *cases(_grouped_mlp, device, seed, num_cases),
+        *cases(_grouped_coded_mlp, device, seed, num_cases),
+    ]
 
 
 def _route(source: Source, name: str) -> list[Check]:
@@ -79,13 +97,53 @@ def _grouped_mlp(source: Source, name: str) -> list[Check]:
         normal(num_experts, 2 * width) if has_bias else None,
         normal(num_experts, hidden) if has_bias else None,
     )
-    favoured = torch.rand((num_tokens, num_experts), generator=source.generator) + torch.arange(num_experts) % 3
-    chosen = favoured.topk(top_k).indices.to(device, torch.int32)  # a third of the experts has most of the tokens
-    weights = source.normal(num_tokens, top_k, dtype=torch.float32).abs()
+    chosen, weights = _drawn(source, num_tokens, top_k, num_experts)
     y = grouped_mlp(x, chosen, weights, stacks, swiglu)
     expected = torch.stack([_made_of(token, x, chosen, weights, stacks, swiglu) for token in range(num_tokens)])
     name = f"{top_k} of {num_experts} experts {hidden} x {width}, {num_tokens} tokens, {dtype} {name}"
     return [compare(name, y, expected, dtype)]
+
+
+def _grouped_coded_mlp(source: Source, name: str) -> list[Check]:
+    choices, dtype, num_tokens = source.choices, source.choices.choice(DTYPES), source.num_rows()
+    num_experts, most = choices.choice((2, 5)), 6 if source.device.type == "cpu" else 40
+    top_k, (code, inputs) = choices.randint(1, 2), choices.choice(_STORED)
+    group, of_width = (
+        choices.choice(sizes) for sizes in ((32, 64), (16, 8) if inputs is Inputs.AS_THEY_ARE else (64,))
+    )
+    hidden, width = group * choices.randint(1, most // 2), of_width * choices.randint(1, most)
+    has_bias, swiglu = choices.random() < 0.5, choices.choice((None, (0.7, 1.702)))
+
+    def matrices(out: int, depth: int) -> list[CodedMatrix]:
+        """Returns a matrix of each expert, all stored alike."""
+        of_all = replace(random_matrix(source, code, num_experts * out, depth, group, inputs), order=None)
+        return [of_all.rows(expert * out, (expert + 1) * out) for expert in range(num_experts)]
+
+    def biases(out: int) -> Tensor | None:
+        return source.normal(num_experts, out, dtype=dtype) if has_bias else None
+
+    gate_ups, downs = matrices(2 * width, hidden), matrices(hidden, width)
+    own = biases(2 * width), biases(hidden)
+    experts = CodedExperts(RoutingNumbers(num_experts, top_k), swiglu)
+    for expert, weights in enumerate(zip(gate_ups, downs, strict=True)):
+        experts.put_codes(expert, *weights, *(None if bias is None else bias[expert] for bias in own))
+    x = within(source.normal(num_tokens, hidden, dtype=dtype), hidden + choices.choice((0, 24)))
+    choice = _drawn(source, num_tokens, top_k, num_experts)
+    stacks = ExpertStacks(
+        *(torch.stack([one.numbers(torch.float64) for one in all]) for all in (gate_ups, downs)), *own
+    )
+    expected = torch.stack([_made_of(token, x, *choice, stacks, swiglu) for token in range(num_tokens)])
+    about = f"{code.value} by {group} of {inputs.value}, {dtype}"
+    name = f"{top_k} of {num_experts} coded experts {hidden} x {width}, {num_tokens} tokens, {about} {name}"
+    bound = BOUNDS[dtype] if inputs is Inputs.AS_THEY_ARE else _FROM_UNROUNDED
+    return [Check(name, relative_error(experts(x, choice, None, None), expected), bound)]
+
+
+def _drawn(source: Source, num_tokens: int, top_k: int, num_experts: int) -> tuple[Tensor, Tensor]:
+    """Returns experts and weights of tokens: a third of the experts has most of the tokens."""
+    favoured = torch.rand((num_tokens, num_experts), generator=source.generator) + torch.arange(num_experts) % 3
+    chosen = favoured.topk(top_k).indices.to(source.device, torch.int32)
+    return chosen, source.normal(num_tokens, top_k, dtype=torch.float32).abs()
 
 
 def _made_of(

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 FLOAT8_MAX = tl.constexpr(448.0)
+INT8_MAX = tl.constexpr(127.0)
 PAIR_SCALE = tl.constexpr(256.0)
 _INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
@@ -37,6 +38,13 @@ def to_float8(x: tl.tensor) -> tl.tensor:
         # Below 2 ** -6, float8 has steps of 2 ** -9; so has float32 near 1.5 * 2 ** 14.
         x = tl.where(tl.abs(x) < 0.015625, (x + 24576.0) - 24576.0, _keep_bits(x, 3))
     return x.to(tl.float8e4nv)
+
+
+@triton.jit
+def to_int8(x: tl.tensor) -> tl.tensor:
+    """Rounds float32 to the nearest of -128 to 127, ties to even."""
+    x = tl.minimum(tl.maximum(x, -INT8_MAX - 1), INT8_MAX)
+    return ((x + 12582912.0) - 12582912.0).to(tl.int8)  # 1.5 * 2 ** 23: where float32 has steps of 1
 
 
 _SPLIT = tl.constexpr("""{

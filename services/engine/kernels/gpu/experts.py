@@ -79,7 +79,7 @@ def place_kernel(
 
 
 @triton.jit
-def _find_block(counts, block, NUM: tl.constexpr, EXPERTS: tl.constexpr, ROWS: tl.constexpr):
+def find_block(counts, block, NUM: tl.constexpr, EXPERTS: tl.constexpr, ROWS: tl.constexpr):
     """Returns the expert of a block of ROWS pairs, its first place, and the end of the expert's places.
 
     The expert is NUM or more if there are fewer blocks.
@@ -107,6 +107,16 @@ def _multiply(acc, a, b, present, wanted, DEPTH: tl.constexpr, STEP: tl.constexp
     return acc
 
 
+@triton.jit
+def glu(gate, up, LIMIT: tl.constexpr, ALPHA: tl.constexpr, dtype: tl.constexpr):
+    """Returns SiLU(gate) * up, with a LIMIT its clamped form, rounded to the dtype where torch's operations round."""
+    if LIMIT > 0:
+        gate = tl.minimum(gate, LIMIT)
+        up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT) + 1
+        return through(gate / (1 + tl.exp(-ALPHA * gate)), dtype) * through(up, dtype)
+    return through(gate / (1 + tl.exp(-gate)), dtype) * up
+
+
 @triton.jit(do_not_specialize=["num_blocks"])
 def gate_up_kernel(
     x,
@@ -131,7 +141,7 @@ def gate_up_kernel(
 ):
     """Computes some columns of SiLU(gate) * up, with a LIMIT of its clamped form, for a block of an expert's pairs."""
     dtype: tl.constexpr = x.dtype.element_ty
-    expert, first, end = _find_block(counts, tl.program_id(0) % num_blocks, NUM, EXPERTS, ROWS)
+    expert, first, end = find_block(counts, tl.program_id(0) % num_blocks, NUM, EXPERTS, ROWS)
     if expert < NUM:
         places = first + tl.arange(0, ROWS)
         present = places < end
@@ -154,12 +164,7 @@ def gate_up_kernel(
             gate += tl.load(biases, mask=wanted, other=0.0).to(tl.float32)[None, :]
             up += tl.load(biases + WIDTH, mask=wanted, other=0.0).to(tl.float32)[None, :]
         gate, up = through(gate, dtype), through(up, dtype)
-        if LIMIT > 0:
-            gate = tl.minimum(gate, LIMIT)
-            up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT) + 1
-            activated = through(gate / (1 + tl.exp(-ALPHA * gate)), dtype) * through(up, dtype)
-        else:
-            activated = through(gate / (1 + tl.exp(-gate)), dtype) * up
+        activated = glu(gate, up, LIMIT, ALPHA, dtype)
         into = inner + places.to(tl.int64)[:, None] * WIDTH + columns[None, :]
         tl.store(into, cast(activated, dtype), mask=present[:, None] & wanted[None, :])
 
@@ -184,7 +189,7 @@ def down_kernel(
 ):
     """Computes some columns of what an expert makes of a block of its pairs."""
     dtype: tl.constexpr = inner.dtype.element_ty
-    expert, first, end = _find_block(counts, tl.program_id(0) % num_blocks, NUM, EXPERTS, ROWS)
+    expert, first, end = find_block(counts, tl.program_id(0) % num_blocks, NUM, EXPERTS, ROWS)
     if expert < NUM:
         places = first + tl.arange(0, ROWS)
         present = places < end
@@ -234,7 +239,7 @@ def grouped_mlp(
     """
     (num_tokens, top_k), (num_experts, hidden, width) = chosen.shape, stacks.down.shape
     num_pairs, experts = num_tokens * top_k, triton.next_power_of_2(num_experts)
-    counts, order = _sort(chosen, num_experts, experts, tally)
+    counts, order = sort_pairs(chosen, num_experts, tally)
     first, second = _tiles(num_pairs, num_experts)
     num_blocks = min(num_pairs, triton.cdiv(num_pairs, first.rows) + num_experts - 1)
     inner, outer = (torch.empty((num_pairs, size), dtype=x.dtype, device=x.device) for size in (width, hidden))
@@ -271,17 +276,12 @@ def grouped_mlp(
         EXPERTS=experts,
         **_constants(second, x.dtype),
     )
-    out = torch.empty((num_tokens, hidden), dtype=x.dtype, device=x.device)
-    columns = min(_COLUMNS, triton.next_power_of_2(hidden))
-    sum_kernel[(num_tokens * triton.cdiv(hidden, columns),)](
-        outer, weights, out, HIDDEN=hidden, TOP_K=top_k, COLUMNS=columns, num_warps=4
-    )
-    return out
+    return sum_pairs(outer, weights)
 
 
-def _sort(chosen: Tensor, num_experts: int, experts: int, tally: ExpertTally | None) -> tuple[Tensor, Tensor]:
-    """Returns counts and order, see above."""
-    num_pairs = chosen.numel()
+def sort_pairs(chosen: Tensor, num_experts: int, tally: ExpertTally | None) -> tuple[Tensor, Tensor]:
+    """Returns counts and order of the pairs of int[T, K], see above."""
+    num_pairs, experts = chosen.numel(), triton.next_power_of_2(num_experts)
     counts = torch.zeros(num_experts, dtype=torch.int32, device=chosen.device)
     ranks, order = (torch.empty(num_pairs, dtype=torch.int32, device=chosen.device) for _ in range(2))
     grid = (triton.cdiv(num_pairs, _PAIRS),)
@@ -293,6 +293,17 @@ def _sort(chosen: Tensor, num_experts: int, experts: int, tally: ExpertTally | N
         chosen, counts, ranks, order, tallied, num_pairs, NUM=num_experts, EXPERTS=experts, BLOCK=_PAIRS, num_warps=4
     )
     return counts, order
+
+
+def sum_pairs(outer: Tensor, weights: Tensor) -> Tensor:
+    """Returns the weighted sums of each token's pairs, [T, hidden]. outer: [T * K, hidden]; weights: float32[T, K]."""
+    (num_tokens, top_k), hidden = weights.shape, outer.shape[1]
+    out = torch.empty((num_tokens, hidden), dtype=outer.dtype, device=outer.device)
+    columns = min(_COLUMNS, triton.next_power_of_2(hidden))
+    sum_kernel[(num_tokens * triton.cdiv(hidden, columns),)](
+        outer, weights, out, HIDDEN=hidden, TOP_K=top_k, COLUMNS=columns, num_warps=4
+    )
+    return out
 
 
 def _tiles(num_pairs: int, num_experts: int) -> tuple[Tile, Tile]:

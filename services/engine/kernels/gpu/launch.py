@@ -6,7 +6,14 @@ import torch
 import triton
 import triton.language as tl
 
-_TL_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+_TL_DTYPES = {
+    torch.float32: tl.float32,
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+    torch.float8_e4m3fn: tl.float8e4nv,
+    torch.int8: tl.int8,
+}
+_OF_BYTES = (torch.float8_e4m3fn, torch.int8)
 
 
 class UnsupportedShape(ValueError):
@@ -21,6 +28,6 @@ def is_interpreted() -> bool:
 def dot_dtype(dtype: torch.dtype) -> Any:
     """Returns the dtype of `tl.dot`'s operands for inputs of this dtype.
 
-    The interpreter multiplies the bits of bfloat16 operands, so it always gets float32.
+    The interpreter multiplies the bits of bfloat16 operands, so it gets float32 for all dtypes but those of one byte.
     """
-    return tl.float32 if is_interpreted() else _TL_DTYPES[dtype]
+    return tl.float32 if is_interpreted() and dtype not in _OF_BYTES else _TL_DTYPES[dtype]

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.engine.kernels.gpu.casts import FLOAT8_MAX, cast, through, to_float8
+from services.engine.kernels.gpu.casts import FLOAT8_MAX, INT8_MAX, cast, through, to_float8, to_int8
 
 _TILE = 1024  # elements of a program, at least
 _SILU_BLOCK = 2048
@@ -165,30 +165,48 @@ def quantize_kernel(
     scales: tl.tensor,
     num_rows: tl.tensor,
     stride: tl.tensor,
+    fixed_scale: tl.tensor,
     TINY: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
-    """Quantises each row with a scale from its largest magnitude. A program has ROWS rows."""
+    """Quantises each row to the dtype of `out`, with the scale that is given, or one from its largest magnitude. A
+    program has ROWS rows.
+
+    The scale of a row with NaN or infinities is NaN.
+    """
+    is_float8: tl.constexpr = out.dtype.element_ty == tl.float8e4nv
+    most: tl.constexpr = FLOAT8_MAX if is_float8 else INT8_MAX
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
     mask = (rows < num_rows) & (columns < WIDTH)
     value = tl.load(x + rows * stride + columns, mask=mask, other=0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(value), axis=1), TINY)[:, None] / FLOAT8_MAX
-    tl.store(out + rows * WIDTH + columns, to_float8(value * (1 / scale)), mask=mask)
+    if fixed_scale is None:
+        scale = tl.maximum(tl.max(tl.abs(value), axis=1), TINY)[:, None] / most
+    else:
+        scale = tl.zeros((ROWS, 1), dtype=tl.float32) + fixed_scale
+    scaled = value * (1 / scale)
+    codes = to_float8(scaled) if is_float8 else to_int8(scaled)
+    tl.store(out + rows * WIDTH + columns, codes, mask=mask)
+    scale += tl.sum(value * 0, axis=1)[:, None]
     tl.store(scales + rows, scale, mask=rows < num_rows)
 
 
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns x [T, width] as float8_e4m3fn [T, width], and float32 [T, 1], the factor of each row."""
-    quantized = torch.empty_like(x, dtype=torch.float8_e4m3fn, memory_format=torch.contiguous_format)
+def quantize_rows(
+    x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Returns x [T, width] as float8_e4m3fn or int8 [T, width], and float32 [T, 1], the factor of each row.
+
+    scale: the factor of all rows; codes beyond its range become the nearest.
+    """
+    quantized = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     scales = torch.empty((len(x), 1), dtype=torch.float32, device=x.device)
-    quantize_rows_into(x, quantized, scales)
+    quantize_rows_into(x, quantized, scales, scale)
     return quantized, scales
 
 
-def quantize_rows_into(x: Tensor, out: Tensor, scales: Tensor) -> None:
+def quantize_rows_into(x: Tensor, out: Tensor, scales: Tensor, scale: float | None = None) -> None:
     """Writes the results of `quantize_rows` to out and scales."""
     num_rows, width = x.shape
     block, rows, num_warps = _tile(width)
@@ -198,6 +216,7 @@ def quantize_rows_into(x: Tensor, out: Tensor, scales: Tensor) -> None:
         scales,
         num_rows,
         x.stride(0),
+        scale,
         TINY=1e-12,
         WIDTH=width,
         BLOCK=block,

@@ -1,0 +1,110 @@
+"""Linear layers of codes on Triton: products of what the codes mean, whatever the shapes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from services.engine.kernels.gpu.coded_linear import coded_product
+from services.engine.kernels.gpu.coded_product import FEW
+from services.engine.kernels.gpu.packed_codes import pack
+from services.engine.kernels.gpu.rows import quantize_rows
+from services.engine.quantization.codes import Code, CodedMatrix, Inputs
+from tests.gpu.checks import coded as checks
+from tests.gpu.checks.source import Source
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("seed", range(8))
+def test_products_are_those_of_float64(device: torch.device, seed: int) -> None:
+    found = checks.check(device, seed=seed, num_cases=3)
+
+    assert [check for check in found if not check.ok] == []
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("code", Code)
+@pytest.mark.parametrize("num_rows", [1, FEW + 1])
+def test_every_code_means_its_number(device: torch.device, code: Code, dtype: torch.dtype, num_rows: int) -> None:
+    """Each of the codes alone, in the input of its own: y is its number, exactly."""
+    values = code.values()
+    codes = torch.arange(len(values), dtype=torch.uint8)[:, None].expand(-1, len(values))
+    matrix = CodedMatrix(code, codes.contiguous(), torch.ones(len(values), 1), None, len(values)).to(device)
+    product = coded_product((matrix,), None)
+    assert product is not None
+    x = torch.zeros(num_rows, len(values), dtype=dtype, device=device)
+    x[:, 7] = 1
+
+    y = product(x)
+
+    assert y.isnan().equal(values.isnan().to(device).expand_as(y))
+    assert torch.equal(y.nan_to_num(), values.to(device, dtype).nan_to_num().expand_as(y))
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("code", "inputs"), [(Code.UINT4, Inputs.AS_THEY_ARE), (Code.INT8, Inputs.INT8)])
+def test_a_row_s_product_does_not_depend_on_the_rows_beside_it(
+    device: torch.device, code: Code, inputs: Inputs
+) -> None:
+    source = Source(device, 3)
+    matrix = replace(checks.random_matrix(source, code, 70, 320, 64, inputs), order=None)
+    product = coded_product((matrix,), None)
+    assert product is not None
+    x = source.normal(FEW, 320, dtype=torch.bfloat16)
+
+    together = product(x)
+
+    assert torch.equal(product(x[5:6]), together[5:6])
+    assert torch.equal(product(x[40:59]), together[40:59])
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter: of NaN, which is what is tested
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_numbers_that_are_not_finite_stay_in_their_row(device: torch.device, dtype: torch.dtype) -> None:
+    x = torch.ones(3, 40, device=device)
+    x[0, 3], x[1, 39] = torch.nan, -torch.inf
+
+    _, scales = quantize_rows(x, dtype)
+
+    assert scales.isfinite().flatten().tolist() == [False, False, True]
+
+
+def test_codes_of_int8_are_the_nearest_ties_to_even(device: torch.device) -> None:
+    x = torch.tensor([[127.0, 0.5, 1.5, 2.5, -0.5, -3.5, 63.4, -126.6]], device=device)
+
+    codes, scales = quantize_rows(x, torch.int8)
+    given, of_given = quantize_rows(x, torch.int8, 0.5)
+
+    assert scales.tolist() == [[1.0]]
+    assert codes.tolist() == [[127, 0, 2, 2, 0, -4, 63, -127]]
+    assert of_given.tolist() == [[0.5]]
+    assert given.tolist() == [[127, 1, 3, 5, -1, -7, 127, -128]]
+
+
+@pytest.mark.parametrize(
+    ("code", "group", "inputs"),
+    [
+        (Code.UINT4, 24, Inputs.AS_THEY_ARE),
+        (Code.INT8, 16, Inputs.INT8),
+        (Code.E2M1, 32, Inputs.INT8),
+        (Code.INT8, 32, Inputs.E4M3),
+        (Code.E4M3, 64, Inputs.E4M3_GROUPS),
+    ],
+)
+def test_what_no_kernel_multiplies_is_left_to_others(
+    device: torch.device, code: Code, group: int, inputs: Inputs
+) -> None:
+    matrix = replace(checks.random_matrix(Source(device, 1), code, 8, 96, group, inputs), order=None)
+    fine = checks.random_matrix(Source(device, 1), Code.INT8, 8, 96, 32)
+
+    assert coded_product((fine, matrix), None) is None
+
+
+def test_packed_4_bit_codes_take_half_a_byte_each(device: torch.device) -> None:
+    packed = pack(checks.random_matrix(Source(device, 1), Code.UINT4, 256, 512, 32))
+
+    assert packed is not None
+    assert packed.codes.nbytes == 256 * 512 // 2
+    assert packed.codes.is_contiguous()
+    assert packed.scales.shape == (16, 256)
