@@ -51,6 +51,8 @@ ExpertCodes = tuple[CodedMatrix, CodedMatrix, CodedMatrix]  # of one expert: gat
 # Makes room for a layer's experts; None: there are no kernels for them. Parameters: the numbers, and one expert's
 # second weight, [hidden, width].
 MakeExperts = Callable[[Experts, Tensor], ExpertsKernel | None]
+# Makes what computes a layer's experts whose weights are codes, see `coded_experts`.
+MakeCodedExperts = Callable[[Experts, Callable[[int], ExpertCodes | None], torch.dtype], ExpertsKernel | None]
 
 
 class GroupedMlp:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from services.engine.models.grouped_mlp import MakeExperts
+from services.engine.models.grouped_mlp import MakeCodedExperts, MakeExperts
 from services.engine.models.linear import MakeCodedProduct, MakeProduct
 
 
@@ -13,3 +13,4 @@ class Makers:
     product: MakeProduct | None = None  # of all linear layers but the last
     coded: MakeCodedProduct | None = None  # of linear layers that are stored as codes
     experts: MakeExperts | None = None  # of what computes a layer's experts
+    coded_experts: MakeCodedExperts | None = None  # of what computes a layer's experts that are stored as codes

@@ -61,6 +61,7 @@ class Tensors:
         self._make_product = makers.product
         self._make_experts = packed_experts if fused and makers.product is None else makers.experts
         self._make_coded = makers.coded
+        self._make_coded_experts = coded_experts if fused and makers.coded is None else makers.coded_experts
         self._shares = shares
         self._on_read = on_read
         self._kept = kept or KeptForms()
@@ -106,13 +107,13 @@ class Tensors:
 
         names: returns the names of an expert's gate, up and down, which have no biases; None: they are in one tensor.
         """
-        kernel = None
-        if names is not None and self._fused and self._make_coded is None:
-            kernel = self._coded_experts(experts, names)
+        kernel = None if names is None else self._coded_experts(experts, names)
         return GroupedMlp(experts, read, make_kernel=self._make_experts, make_product=self._make_product, kernel=kernel)
 
     def _coded_experts(self, experts: Experts, names: Callable[[int], tuple[str, str, str]]) -> ExpertsKernel | None:
         """Makes a kernel of experts in codes; None: they are stored in numbers, or no kernel multiplies them so."""
+        if self._make_coded_experts is None:
+            return None
         found: list[CodedMatrix] = []
 
         def read(expert: int) -> ExpertCodes | None:
@@ -121,7 +122,7 @@ class Tensors:
             found.extend(own)
             return (own[0], own[1], own[2]) if len(own) == len(codes) else None
 
-        kernel = coded_experts(experts, read, self.dtype)
+        kernel = self._make_coded_experts(experts, read, self.dtype)
         self._count(found, is_kept=kernel is not None)
         return kernel
 

@@ -48,7 +48,7 @@ def load_runner(engine: EngineConfig, progress: Progress | None = None) -> Loade
     else:
         from services.engine.runner.gpu.load import load_gpu  # Triton is installed only with torch for GPUs
 
-        runner, kernels, notices = load_gpu(plan, progress), DeviceKind.CUDA.value, ()
+        (runner, notices), kernels = load_gpu(plan, progress), DeviceKind.CUDA.value
     num_blocks = runner.num_blocks // runner.layout.num_slices
     max_model_len = min(plan.wanted_len, num_blocks * engine.block_size)
     return LoadedModel(

@@ -1,9 +1,15 @@
 """Makes the experts of a model's layers on a GPU."""
 
+from collections.abc import Callable
+
 from torch import Tensor
 
-from services.engine.kernels.gpu.stacked_experts import StackedExperts
+from services.engine.kernels.gpu.packed_codes import can_pack
+from services.engine.kernels.gpu.stacked_experts import CodedExperts, StackedExperts
 from services.engine.models.experts_config import Experts
+from services.engine.models.grouped_mlp import ExpertCodes
+from services.engine.models.linear import Coded
+from services.engine.quantization.codes import stacked
 
 
 def stacked_experts(experts: Experts, down: Tensor) -> StackedExperts:
@@ -12,3 +18,31 @@ def stacked_experts(experts: Experts, down: Tensor) -> StackedExperts:
     """
     hidden, width = down.shape
     return StackedExperts(experts.routing, hidden, width, down, experts.clamp)
+
+
+def coded_experts(
+    experts: Experts, read: Callable[[int], ExpertCodes | None], can_multiply: Callable[[Coded], bool]
+) -> CodedExperts | None:
+    """Makes a GPU's kernels for experts whose weights are codes; None: there are none for them, or they are not stored
+    in codes, or not all in the same way.
+
+    read: returns the codes of an expert, which are taken over; None: it is stored in numbers. can_multiply: returns
+    True if the GPU takes matrices of this kind.
+    """
+    kernel: CodedExperts | None = None
+    for expert in range(experts.num_experts):
+        if (codes := read(expert)) is None:
+            return None
+        gate_up, down = stacked(codes[:2]), codes[2]
+        whole = (*gate_up, down)
+        if (
+            len(gate_up) > 1
+            or any(one.order is not None or not can_pack(one) for one in whole)
+            or not can_multiply(whole)
+        ):
+            return None
+        if kernel is None:
+            kernel = CodedExperts(experts.routing, experts.clamp)
+        if not kernel.put_codes(expert, gate_up[0], down, None, None):
+            return None
+    return kernel

@@ -6,30 +6,31 @@ from contextlib import contextmanager
 
 import torch
 
-from services.config import Quantization
-from services.engine.kernels.gpu.fp8_linear import Fp8Product
+from services.config import LoadFormat
 from services.engine.kernels.gpu.launch import UnsupportedShape
 from services.engine.models.architectures import num_parameters
 from services.engine.models.base import Weights
-from services.engine.models.makers import Makers
-from services.engine.models.registry import load_weights
+from services.engine.models.registry import load_weights, weight_files
 from services.engine.quantization.kept import KeptForms
 from services.engine.runner.base import spare_blocks
 from services.engine.runner.gpu.device import CudaDevice
-from services.engine.runner.gpu.experts import stacked_experts
 from services.engine.runner.gpu.gpu_runner import GpuRunner, StepLimits
+from services.engine.runner.gpu.makers import makers_for
 from services.engine.runner.gpu.memory import CardMemory, check_weights_fit, kv_budget
 from services.engine.runner.load_plan import LoadPlan
 from services.engine.runner.progress import KERNELS, WEIGHTS, Progress
 from services.protocol.model_files.base import ModelError
 
 
-def load_gpu(plan: LoadPlan, progress: Progress) -> GpuRunner:
-    """Returns the runner, ready for its first step. progress: hears how far this is. Raises ModelError."""
-    device = CudaDevice(plan.device.index)
+def load_gpu(plan: LoadPlan, progress: Progress) -> tuple[GpuRunner, tuple[str, ...]]:
+    """Returns the runner, ready for its first step, and notices for a person. Raises ModelError.
+
+    progress: hears how far this is.
+    """
+    device, kept = CudaDevice(plan.device.index), KeptForms()
     free, total = torch.cuda.mem_get_info(plan.device)
     with _refused_in_words():
-        weights = _load_weights(plan, free, progress)
+        weights = _load_weights(plan, free, progress, kept)
         progress.stage(KERNELS)
         step_bytes = _step_bytes(plan, weights, device)
         free, _ = torch.cuda.mem_get_info(plan.device)
@@ -39,27 +40,35 @@ def load_gpu(plan: LoadPlan, progress: Progress) -> GpuRunner:
         runner = _runner(plan, weights, device, plan.num_blocks(budget))
         runner.warm_up()
     torch.cuda.synchronize(plan.device)
-    return runner
+    return runner, kept.notices()
 
 
-def _load_weights(plan: LoadPlan, free: int, progress: Progress) -> Weights:
-    num_bytes = num_parameters(plan.config) * plan.dtype.itemsize
+def _load_weights(plan: LoadPlan, free: int, progress: Progress, kept: KeptForms) -> Weights:
+    num_bytes = _least_bytes(plan)
     check_weights_fit(num_bytes, free)
     progress.stage(WEIGHTS, num_bytes)
-    product = Fp8Product if plan.engine.quantization == Quantization.FP8 else None
-    kept = KeptForms()
+    makers = makers_for(plan.engine.quantization, torch.cuda.get_device_capability(plan.device))
     with torch.inference_mode(), plan.tensors() as tensors:
         weights = load_weights(
             tensors,
             plan.config,
             plan.dtype,
-            makers=Makers(product=product, experts=stacked_experts),
+            makers=makers,
             on_read=progress.advance,
             kept=kept,
         )
     if plan.rounds_weights:
         kept.require(f"--quantization {plan.engine.quantization}")
     return weights
+
+
+def _least_bytes(plan: LoadPlan) -> int:
+    """Returns the bytes of all weights in numbers, or as they are stored if these are fewer: codes may stay codes."""
+    num_bytes = num_parameters(plan.config) * plan.dtype.itemsize
+    if plan.engine.load_format == LoadFormat.DUMMY:
+        return num_bytes
+    stored = sum(end - begin for file in weight_files(plan.engine.model) for begin, end in file.extents)
+    return min(num_bytes, stored)
 
 
 def _step_bytes(plan: LoadPlan, weights: Weights, device: CudaDevice) -> int:

@@ -1,0 +1,45 @@
+"""The makers of a model's products on a GPU, by what the configuration asks for and the GPU can do."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from services.config import Quantization
+from services.engine.kernels.gpu.coded_linear import coded_product
+from services.engine.kernels.gpu.fp8_linear import Fp8Product
+from services.engine.models.experts_config import Experts
+from services.engine.models.grouped_mlp import ExpertCodes, ExpertsKernel
+from services.engine.models.linear import Coded, Product
+from services.engine.models.makers import Makers
+from services.engine.quantization.codes import CodedMatrix, Inputs
+from services.engine.runner.gpu.experts import coded_experts, stacked_experts
+
+Capability = tuple[int, int]
+
+_CODES = (8, 0)  # of the first GPUs that compute with pairs of bfloat16
+_E4M3_INPUTS = (8, 9)  # of the first GPUs whose matrix units take e4m3
+
+
+def makers_for(quantization: Quantization, capability: Capability) -> Makers:
+    """Returns the makers for a GPU of this compute capability. What it cannot multiply as codes is left to others."""
+
+    def product(matrices: Coded, bias: Tensor | None) -> Product | None:
+        return coded_product(matrices, bias) if _can_multiply(matrices, capability) else None
+
+    def experts(
+        numbers: Experts, read: Callable[[int], ExpertCodes | None], dtype: torch.dtype
+    ) -> ExpertsKernel | None:
+        return coded_experts(numbers, read, lambda matrices: _can_multiply(matrices, capability))
+
+    return Makers(
+        product=Fp8Product if quantization == Quantization.FP8 else None,
+        coded=product,
+        experts=stacked_experts,
+        coded_experts=experts,
+    )
+
+
+def _can_multiply(matrices: tuple[CodedMatrix, ...], capability: Capability) -> bool:
+    of_e4m3 = any(matrix.inputs in (Inputs.E4M3, Inputs.E4M3_GROUPS) for matrix in matrices)
+    return capability >= (_E4M3_INPUTS if of_e4m3 else _CODES)
