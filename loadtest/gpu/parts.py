@@ -5,7 +5,7 @@ left out with a note that names it:
 
     compile, card, decode, prefill, cascade    safetensors
     check                                      nothing else
-    experts, latents                           nothing else
+    coded, experts, latents                    nothing else
     handoff, interference                      safetensors, psutil, structlog, orjson, redis, grpcio,
                                                grpcio-health-checking, protobuf (7.35 or later); nixl, without which KV
                                                moves over gRPC and the records say so
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 LARGE, *OTHERS = SHAPES
 _CHECKED_S, _INTERPRETED_S = 40.0, 5.0  # rounds of checks begin within this time; one round takes some seconds
+_CODED = ((4096, 4096), (28672, 4096))  # [out, in] of products: Llama 3 8B's o, and its gate and up
 _KV_DTYPES = ("bfloat16", "float8_e4m3fn")
 _SEEDS = range(0, 4000, 1000)  # for attention, which has the most variants to be compiled
 
@@ -87,6 +88,20 @@ def _cascade(bench: "Bench") -> Iterator[Found]:
     yield from cascade.measure(bench.model(LARGE))
 
 
+def _coded(shape: tuple[int, int], bench: "Bench") -> Iterator[Found]:
+    from loadtest.gpu import coded
+
+    bench.free_model()
+    yield from coded.measure(bench.card, bench.device.torch, [shape])
+
+
+def _coded_experts(bench: "Bench") -> Iterator[Found]:
+    from loadtest.gpu import coded
+
+    bench.free_model()
+    yield from coded.measure_experts(bench.card, bench.device.torch)
+
+
 def _experts(bench: "Bench") -> Iterator[Found]:
     from loadtest.gpu import experts
 
@@ -122,7 +137,10 @@ def _peer(bench: "Bench") -> Iterator[Found]:
 
 
 _CHECKS = (
-    *(partial(_check, family, 0) for family in ("rows", "rotary", "fp8_linear", "experts", "latents", "sampling")),
+    *(
+        partial(_check, family, 0)
+        for family in ("rows", "rotary", "fp8_linear", "coded", "experts", "latents", "sampling")
+    ),
     *(partial(_check, "attention", seed) for seed in _SEEDS),
 )
 _COMPILED = tuple(partial(_compile, name, kv_dtype) for name in SHAPES for kv_dtype in _KV_DTYPES)
@@ -141,4 +159,10 @@ PARTS = {
     "peer": Part("transformers on the same card", (_peer,)),
     "decode-others": Part("decode steps of other shapes", tuple(partial(_decode, name) for name in OTHERS)),
     "prefill-others": Part("prompts of other shapes", tuple(partial(_prefill, name) for name in OTHERS)),
+    "coded": Part(
+        "products of weights as codes, beside cuBLAS in bfloat16",
+        (*(partial(_coded, shape) for shape in _CODED),),
+        limit_s=300.0,  # a kernel is compiled for each way of storing, shape and tile
+    ),
+    "coded-experts": Part("a layer's experts as codes, beside bfloat16", (_coded_experts,)),
 }

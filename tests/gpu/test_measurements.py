@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from loadtest.gpu import cascade, correctness, decode, experts, latents, peer, prefill, warm_up
+from loadtest.gpu import cascade, coded, correctness, decode, experts, latents, peer, prefill, warm_up
 from loadtest.gpu.bench_model import FP8, BenchModel, load
 from loadtest.gpu.card import Card
 from loadtest.gpu.shapes import LLAMA_3_8B, OPT_125M
 from services.engine.attention.latent import Latent
 from services.engine.kernels.routing_numbers import RoutingNumbers
+from services.engine.quantization.codes import Code
 from services.engine.runner.gpu.device import CudaDevice, HostDevice
 from tests.loadtest.tiny_shapes import TINY_LLAMA
 from tests.machine import NO_GPU, needs
@@ -69,6 +70,25 @@ def test_experts_read_each_that_was_chosen_once(model: BenchModel) -> None:
     assert (row["layer"], row["tokens"], row["experts"], row["us"]) == ("tiny", 3, 4, 1000)
     assert row["of_copy_bandwidth"] == pytest.approx(4 * 3 * 32 * 16 * 2 / 1e-3 / 1e9)
     assert row["of_matrix_rate"] == pytest.approx(2 * 3 * 4 * 3 * 32 * 16 / 1e-3 / 1e12)
+
+
+def test_codes_are_measured_beside_bfloat16(model: BenchModel) -> None:
+    taken = iter((4e-3, 1e-3, 6e-3, 2e-3))
+
+    def seconds_of(body: Callable[[], object]) -> float:
+        body()
+        return next(taken)
+
+    way, row, of_experts = coded.Way(Code.UINT4, 32, has_offsets=True), dict[str, Any](), dict[str, Any]()
+    (row,) = coded.measure(CARD, model.device.torch, [(48, 64)], [3], [way], seconds_of)
+    assert (row["stored"], row["rows"], row["us"], row["times_bfloat16"]) == ("uint4 by 32 with offsets", 3, 1000, 4)
+    assert row["of_copy_bandwidth"] == pytest.approx(48 * 64 * (0.5 + 4 / 32) / 1e-3 / 1e9)
+    assert row["of_matrix_rate"] == pytest.approx(2 * 3 * 48 * 64 / 1e-3 / 1e12)
+    layer = coded.Layer("tiny", RoutingNumbers(4, 4), 32, 64)
+    (of_experts,) = coded.measure_experts(CARD, model.device.torch, [layer], [3], [way], seconds_of)
+    assert (of_experts["tokens"], of_experts["us"], of_experts["times_bfloat16"]) == (3, 2000, 3)
+    assert of_experts["of_copy_bandwidth"] == pytest.approx(4 * 3 * 32 * 64 * (0.5 + 4 / 32) / 2e-3 / 1e9)
+    assert of_experts["of_matrix_rate"] == pytest.approx(2 * 3 * 4 * 3 * 32 * 64 / 2e-3 / 1e12)
 
 
 @pytest.mark.parametrize(
