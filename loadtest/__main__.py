@@ -6,6 +6,7 @@
     python -m loadtest micro --help                 the cost of one part of Baton
     python -m loadtest overload --slo 2             what a server does with more requests than it can answer in time
     python -m loadtest gpu --out RESULTS            checks and measures the GPU path, on a machine that has a card
+    python -m loadtest quality --help               one model's answers beside another's, or its own in fewer bits
     python -m loadtest smollm2 DIR                  writes the demo model as a checkpoint that every server reads
 
 Options without a name are those of `client`. A benchmark's module is imported when its name is given: each needs other
@@ -22,6 +23,7 @@ _COMMANDS = {
     "gpu": "loadtest.gpu.command",
     "micro": "loadtest.micro.command",
     "overload": "loadtest.overload.command",
+    "quality": "loadtest.quality.command",
     "soak": "loadtest.soak.command",
     "smollm2": "loadtest.compare.smollm2",
 }

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
@@ -110,8 +110,11 @@ class BenchServer:
         )
 
 
+AnyServer = TypeVar("AnyServer", bound=BenchServer)
+
+
 @contextmanager
-def serving(server: BenchServer) -> Iterator[BenchServer]:
+def serving(server: AnyServer) -> Iterator[AnyServer]:
     """The server, at its `url`, while the block runs."""
     with socket.create_server(("127.0.0.1", 0), backlog=256) as listening:
         server.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
