@@ -122,6 +122,14 @@ class LoadFormat(StrEnum):
     DUMMY = "dummy"  # random ones; config.json alone is read
 
 
+class ShareWeights(StrEnum):
+    """Whether the workers of one host have one copy of the weights in memory."""
+
+    AUTO = "auto"  # where that makes no step slower
+    ON = "on"
+    OFF = "off"
+
+
 class Quantization(StrEnum):
     """The form that the weights of linear layers get when they are loaded."""
 

@@ -5,7 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from services.config import CPU_ISA_VARIABLE, DeviceKind, Dtype, Kernels, KvCacheDtype, LoadFormat, Quantization
+from services.config import (
+    CPU_ISA_VARIABLE,
+    DeviceKind,
+    Dtype,
+    Kernels,
+    KvCacheDtype,
+    LoadFormat,
+    Quantization,
+    ShareWeights,
+)
 from services.config.option import Option, OptionError, options_of
 
 DEFAULT_GPU_MEMORY_FRACTION = 0.9
@@ -100,6 +109,15 @@ class EngineConfig:
             "its own operations alone.",
         ),
     ] = Kernels.AUTO
+    share_weights: Annotated[
+        ShareWeights,
+        Option(
+            panel=_ENGINE,
+            help="On the CPU, where kernels compute. auto: workers of one user on one host that have the same weights "
+            "read one copy in memory, where shared memory can be in huge pages. on: elsewhere too, where steps take "
+            "longer. off: each has its own.",
+        ),
+    ] = ShareWeights.AUTO
     quantization: Annotated[
         Quantization,
         Option(

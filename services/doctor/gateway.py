@@ -114,7 +114,8 @@ def check_roles(workers: Sequence[Worker]) -> list[Finding]:
     """Tells which workers are connected, what computes their steps, and whether a role is missing."""
     findings = []
     for worker in workers:
-        ways = f"{worker['role']}, kernels {worker['kernels']}, KV by {' or '.join(worker['transports'])}"
+        computes = f"{worker['role']}, kernels {worker['kernels']}{_weights(worker)}"
+        ways = f"{computes}, KV by {' or '.join(worker['transports'])}"
         state = ", draining" if worker["draining"] else ""
         findings.append(ok(str(worker["address"]), f"{ways}, protocol {worker['protocol']}{state}"))
     roles = {worker["role"] for worker in workers}
@@ -124,6 +125,13 @@ def check_roles(workers: Sequence[Worker]) -> list[Finding]:
     if WorkerRole.PREFILL.value not in roles:
         findings.append(note("prefill workers", "none is connected: decode workers do it all"))
     return findings
+
+
+def _weights(worker: Worker) -> str:
+    """Returns words on a worker's weights; none of an older one, which does not tell."""
+    num_bytes, is_shared = worker.get("weight_bytes", 0), worker.get("shares_weights", False)
+    shared = ", shared with workers of its host" if is_shared else ""
+    return f", {num_bytes / 2**20:,.0f} MiB of weights{shared}" if num_bytes else ""
 
 
 def check_not_connected(links: Sequence[Mapping[str, str]]) -> list[Finding]:

@@ -53,6 +53,8 @@ class WorkerHello:
     time_us: int = 0  # its clock when it said this: microseconds of UNIX time; 0: not told
     embedding_size: int = 0  # numbers of an embedding; 0: it makes none
     kv_token_bytes: int = 0  # of one token's KV in all layers, which a handoff moves; 0: not told
+    weight_bytes: int = 0  # of the model's weights in its memory; 0: not told
+    shares_weights: bool = False  # other workers of its host map the same memory
     knows: frozenset[str] = frozenset()  # names of its capabilities, see capabilities.py
     protocol_major: int = PROTOCOL_MAJOR
     protocol_minor: int = PROTOCOL_MINOR

@@ -77,6 +77,7 @@ def _load(config: WorkerConfig, scheduler: Scheduler, gc_watch: GcWatch, tls: Ce
         role=config.role,
         runner=loaded.runner,
         kernels=loaded.kernels,
+        weights=loaded.weights,
         scheduler=scheduler,
         make_transports=make_transports(config.workers.transport),
         fingerprint=loaded.fingerprint,

@@ -31,7 +31,7 @@ from kvtransfer.transports.byte_stream import BlockSource, ByteStreamTransport, 
 from protos import kv_pb2_grpc, worker_pb2_grpc
 from services.config import WorkerRole
 from services.engine.engine import Engine
-from services.engine.runner.base import Runner
+from services.engine.runner.base import LoadedWeights, Runner
 from services.engine.sampling.guidance import Guidance
 from services.engine.schedulers.base import Scheduler
 from services.engine.self_check import SelfCheckError
@@ -84,6 +84,7 @@ class WorkerParts:
     max_num_seqs: int
     model: str = ""  # digest, for gateways that serve one model
     kernels: str = ""  # see LoadedModel; empty: a simulated runner's
+    weights: LoadedWeights | None = None  # None: a simulated runner's
     redis_url: str | None = None  # of registry and prefix index; None: gateways are told of the worker by hand
     advertised_host: str = "127.0.0.1"  # where gateways and other workers reach it, as the registry tells them
     gc_watch: GcWatch | None = None  # of this process, for the load that gateways are told
@@ -159,7 +160,11 @@ class Worker:
             await self._join(self._parts.redis_url, port)
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         parts, worker, transports = self._parts, f"{self._worker_id:016x}", ", ".join(offers)
-        log.info("ready", role=parts.role.value, port=port, worker=worker, transports=transports, kernels=parts.kernels)
+        told = {} if parts.weights is None else parts.weights.told()
+        kernels = parts.kernels
+        log.info(
+            "ready", role=parts.role.value, port=port, worker=worker, transports=transports, kernels=kernels, **told
+        )
         return port
 
     async def stop(self) -> None:
@@ -249,6 +254,8 @@ class Worker:
             model=parts.model,
             kernels=parts.kernels,
             embedding_size=embedding_size,
+            weight_bytes=0 if parts.weights is None else parts.weights.num_bytes,
+            shares_weights=parts.weights is not None and parts.weights.not_shared is None,
             kv_token_bytes=parts.runner.layout.token_bytes * parts.runner.layout.num_slices,
             knows=OF_EVERY_WORKER.union(name for name, has in depend_on_parts.items() if has),
         )

@@ -44,7 +44,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "half a download": (lambda model: truncate(model / "model.safetensors"), "is truncated or not a safetensors file"),
     "odd header": (lambda model: odd_header(model / "model.safetensors"), "is truncated or not a safetensors file"),
     "no tokenizer": (lambda model: (model / "tokenizer.json").unlink(), "tokenizer.json"),
-    "too large": (lambda model: configure(model, intermediate_size=10**9), " GiB for each of 2 workers; "),
+    "too large": (lambda model: configure(model, intermediate_size=10**9), " GiB of memory are free"),
 }
 
 
@@ -74,9 +74,11 @@ def test_a_model_that_cannot_be_served_is_refused_before_anything_starts(damage:
 def test_options_that_the_model_or_the_machine_has_no_room_for_are_refused(model: Path) -> None:
     said = refusal(f"--model={model}", "--max-model-len=9000")
     assert said == "max_model_len 9000 is more than the model's 8192 positions"
-    said = refusal(f"--model={model}", "--kv-memory=1000000GiB")
+    said = refusal(f"--model={model}", "--kv-memory=1000000GiB", "--share-weights=off")
     assert "need 0.02 GiB and --kv-memory 1000000.00 GiB for each of 2 workers" in said
     assert said.endswith(" GiB of memory are free")
+    said = refusal(f"--model={model}", "--kv-memory=1000000GiB", "--share-weights=on")
+    assert "need 0.02 GiB, which 2 workers share, and --kv-memory 1000000.00 GiB for each of 2 workers" in said
 
 
 def test_random_weights_need_no_files_with_weights(model: Path) -> None:

@@ -296,6 +296,16 @@ def test_missing_roles_are_told() -> None:
     assert levels(check_roles(WORKERS[1:]))["prefill workers"] is Level.NOTE
 
 
+def test_bytes_of_weights_are_told_and_whether_workers_of_a_host_share_them() -> None:
+    shared = WORKERS[0] | {"weight_bytes": 312 << 20, "shares_weights": True}
+    own = WORKERS[1] | {"weight_bytes": 257 << 20, "shares_weights": False}
+    assert [found.found for found in check_roles([shared, own, WORKERS[1]])] == [
+        "prefill, kernels avx2, 312 MiB of weights, shared with workers of its host, KV by nixl or grpc, protocol 1",
+        "decode, kernels avx2, 257 MiB of weights, KV by nixl or grpc, protocol 1",
+        "decode, kernels avx2, KV by nixl or grpc, protocol 1",
+    ]
+
+
 def test_workers_of_different_weights_are_told_of():
     workers = [{"address": f"{name}:1", "fingerprint": name} for name in "ab"]
     (found,) = check_fingerprints(workers)

@@ -7,15 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from services.config import ShareWeights
 from services.config.engine import EngineConfig
+from services.engine.models.architectures import parse_model_config
+from services.engine.runner import model_check
 from services.engine.runner.load_plan import plan_load
-from services.engine.runner.model_check import weight_bytes
+from services.engine.runner.model_check import check_memory, weight_bytes
 from services.engine.runner.room import Card, check_card, check_room, needed_bytes
 from services.protocol.model_files.base import ModelError
+from services.protocol.model_files.open import open_model
 from tests.checkpoints import write_checkpoint
 
 ROOT = Path(__file__).parents[2]
 GIB = 1 << 30
+MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +33,18 @@ def test_a_machine_has_room_for_workers_whose_weights_and_kv_fit(engine: EngineC
     check_room(engine, [2, 3])
     with pytest.raises(ModelError, match=r"--kv-memory 1048576\.00 GiB; .* GiB of memory are free$"):
         check_room(replace(engine, kv_memory_bytes=1 << 50), [2])
+
+
+def test_weights_that_workers_share_are_counted_once(engine: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = parse_model_config(open_model(engine.model).config())
+    weights = weight_bytes(config, "float32")
+    monkeypatch.setattr(model_check, "available_bytes", lambda: weights + 3 * MIB)
+    asked = replace(engine, kv_memory_bytes=MIB, share_weights=ShareWeights.ON)
+    check_memory(asked, config, 3, one_alone="")
+    with pytest.raises(ModelError, match=r"GiB, which 4 workers share, and --kv-memory 0\.00 GiB for each of 4"):
+        check_memory(asked, config, 4, one_alone="")
+    with pytest.raises(ModelError, match=r"GiB and --kv-memory 0\.00 GiB for each of 3 workers; .* free\. One alone$"):
+        check_memory(replace(asked, share_weights=ShareWeights.OFF), config, 3, one_alone="One alone")
 
 
 def test_a_cpu_s_room_is_found_without_torch(engine: EngineConfig) -> None:

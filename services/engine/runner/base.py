@@ -299,6 +299,19 @@ def spare_blocks(num_blocks: int, block_size: int, num_slices: int = 1) -> range
     return range(num_blocks, num_blocks + -(-CHECK_TOKENS // block_size) * num_slices)
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedWeights:
+    """A model's weights in memory."""
+
+    num_bytes: int
+    not_shared: str | None  # why other workers of this host cannot map them; None: they can
+
+    def told(self) -> dict[str, str]:
+        """Returns what a worker's log says of them when it starts."""
+        shared = "shared with workers of this host" if self.not_shared is None else f"not shared: {self.not_shared}"
+        return {"weights": f"{self.num_bytes / 2**20:,.0f} MiB, {shared}"}
+
+
 class Runner(Protocol):
     """Executes steps over a pool of KV blocks that it owns."""
 

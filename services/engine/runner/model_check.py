@@ -7,10 +7,13 @@ from dataclasses import dataclass
 
 from services.config import DeviceKind, LoadFormat
 from services.config.engine import EngineConfig
+from services.engine.kernels.cpu.availability import why_no_kernels
+from services.engine.kernels.cpu.isa import IsaError
 from services.engine.models.architectures import num_parameters, parse_model_config
 from services.engine.models.model_config import ModelConfig
 from services.engine.models.weight_files import check_complete, safetensors_weights, stored_dtype
 from services.engine.runner.memory import available_bytes
+from services.engine.runner.share_choice import why_not_shared
 from services.protocol.model_files.base import ModelError, ModelFiles, naming
 from services.protocol.model_files.gguf_file import GgufFile
 from services.protocol.model_files.info import read_model_info
@@ -75,19 +78,30 @@ def wanted_len(engine: EngineConfig, config: ModelConfig) -> int:
 def check_memory(engine: EngineConfig, config: ModelConfig, num_workers: int, *, one_alone: str) -> None:
     """Raises ModelError where the weights of all workers, with the KV that was asked for, are more than is free.
 
-    one_alone: said where one worker would have room.
+    Weights that workers share count once. one_alone: said where one worker would have room.
     """
     dtype = compute_dtype(engine, config)
     weights, kv = weight_bytes(config, dtype), engine.kv_memory_bytes or 0
-    needed, free = num_workers * (weights + kv), available_bytes()
+    is_shared = num_workers > 1 and _are_shared(engine, dtype)
+    copies = 1 if is_shared else num_workers
+    needed, free = copies * weights + num_workers * kv, available_bytes()
     if needed <= free:
         return
-    with_kv = f" and --kv-memory {_gib(kv)}" if kv else ""
-    each = f" for each of {num_workers} workers" if num_workers > 1 else ""
+    shared = f", which {num_workers} workers share" if is_shared else ""
+    with_kv = f"{',' if is_shared else ''} and --kv-memory {_gib(kv)}" if kv else ""
+    each = f" for each of {num_workers} workers" if num_workers > 1 and (kv or not is_shared) else ""
     fewer = f". {one_alone}" if num_workers > 1 and weights + kv <= free else ""
     raise ModelError(
-        f"the model's weights in {dtype} need {_gib(weights)}{with_kv}{each}; {_gib(free)} of memory are free{fewer}"
+        f"the model's weights in {dtype} need {_gib(weights)}{shared}{with_kv}{each}; "
+        f"{_gib(free)} of memory are free{fewer}"
     )
+
+
+def _are_shared(engine: EngineConfig, dtype: str) -> bool:
+    try:
+        return why_not_shared(engine, why_no_kernels(dtype)) is None
+    except IsaError:  # a worker refuses that
+        return False
 
 
 def weight_bytes(config: ModelConfig, dtype: str) -> int:

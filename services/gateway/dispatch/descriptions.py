@@ -47,6 +47,8 @@ def describe_worker(worker: LiveWorker) -> dict[str, object]:
         "transports": worker.hello.transports,
         "max_num_seqs": worker.hello.max_num_seqs,
         "kernels": worker.hello.kernels,
+        "weight_bytes": worker.hello.weight_bytes,
+        "shares_weights": worker.hello.shares_weights,
         "knows": sorted(worker.hello.knows),
         "clock_lead_s": worker.link.clock_lead_s,
     }

@@ -31,6 +31,8 @@ _OF_WORKER = SharedFields(
     "time_us",
     "embedding_size",
     "kv_token_bytes",
+    "weight_bytes",
+    "shares_weights",
 )
 
 

@@ -80,7 +80,7 @@ class CodeDirectory:
         """Opens the directory. Its descriptor keeps naming the directory that was checked."""
         directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            _check(directory, str(self.path))
+            check_owned(directory, str(self.path))
             yield directory
         finally:
             os.close(directory)
@@ -94,17 +94,22 @@ class CodeDirectory:
 @cache
 def the_code_store() -> CodeStore:
     """Returns this user's code store."""
+    try:
+        return CodeDirectory(cache_directory() / "kernels")
+    except RuntimeError as error:
+        log.warning("compiled kernels are not kept", reason=str(error))
+        return NoStore()
+
+
+def cache_directory() -> Path:
+    """Returns the directory for this user's files that may be lost. Raises RuntimeError if there is no such user, and
+    no HOME.
+    """
     cache_home = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not cache_home.is_absolute():
-        try:
-            cache_home = Path.home() / ".cache"
-        except RuntimeError as error:  # there is no such user, and no HOME
-            log.warning("compiled kernels are not kept", reason=str(error))
-            return NoStore()
-    return CodeDirectory(cache_home / "baton" / "kernels")
+    return (cache_home if cache_home.is_absolute() else Path.home() / ".cache") / "baton"
 
 
-def _check(descriptor: int, name: str) -> None:
+def check_owned(descriptor: int, name: str) -> None:
     """Raises PermissionError for a file or directory that other users may have written."""
     status = os.fstat(descriptor)
     if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -117,7 +122,7 @@ def _checksum(key: str, code: bytes) -> bytes:
 
 def _read(directory: int, key: str) -> bytes | None:
     with open(os.open(key, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=directory), "rb") as file:
-        _check(file.fileno(), key)
+        check_owned(file.fileno(), key)
         content = file.read()
     checksum, code = content[:_CHECKSUM_BYTES], content[_CHECKSUM_BYTES:]
     return code if checksum == _checksum(key, code) else None

@@ -57,7 +57,6 @@ class CodedExperts(PackedExperts):
         self._prepare = _prepare_kernel(dtype, widens=self._widens)
         self._gate_up_kernel = self._kernel(gate, self._epilogue)
         self._down_kernel = self._kernel(down, Epilogue.PLAIN)
-        self._scratch = scratch(coded_products.SCRATCH_BYTES)
 
     def _kernel(self, matrix: CodedMatrix, epilogue: Epilogue) -> Kernel:
         scales = str(matrix.scales.dtype).removeprefix("torch.")
@@ -107,7 +106,7 @@ class CodedExperts(PackedExperts):
             kind.group_steps,
             kind.num_steps - (kind.num_groups - 1) * kind.group_steps,
             kind.table.data_ptr(),
-            self._scratch,
+            scratch(coded_products.SCRATCH_BYTES),
             at_once,
             FEW_ROWS,
             *self._limits,

@@ -1,7 +1,7 @@
 """Linear layers by kernels, with a weight that stays in codes."""
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -223,6 +223,7 @@ class _Kernels:
     """The kernels of one kind of codes, and their scratch memory."""
 
     def __init__(self, dtype: str, code: Code, scales: str, *, has_offsets: bool, by_amx: bool) -> None:
+        self._made_by = partial(_kernels, dtype, code, scales, has_offsets=has_offsets, by_amx=by_amx)
         self.widens = dtype == "bfloat16" and coded_arithmetic(dtype) is Arithmetic.SINGLES
         self.few = coded_matmul.make_few(dtype, code, scales, has_offsets=has_offsets)
         self.many = coded_matmul.make_many(dtype, code, scales, has_offsets=has_offsets, by_amx=by_amx)
@@ -232,6 +233,10 @@ class _Kernels:
             scratch(coded_products.FEW_SUMS_BYTES),
             scratch(coded_products.SCRATCH_BYTES),
         )
+
+    def origin(self) -> "partial[_Kernels]":
+        """Returns the call that makes the same in any process."""
+        return self._made_by
 
 
 @cache

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,11 @@ class MachineCode:
     address: int
     symbol: str  # the name by which other code calls the function
     engine: Any  # LLVM's execution engine, which owns the memory of the code
+    made_by: "partial[MachineCode]"
+
+    def origin(self) -> "partial[MachineCode]":
+        """Returns the call that makes the same function in any process."""
+        return self.made_by
 
 
 def compiled(*argument_types: Any) -> Callable[[Callable[..., Any]], Callable[..., MachineCode]]:
@@ -59,7 +64,7 @@ def compiled(*argument_types: Any) -> Callable[[Callable[..., Any]], Callable[..
             if code is None or not _can_load(code):
                 code = _compile(function, argument_types, symbol)
                 store.keep(symbol, code)
-            return _load(code, symbol)
+            return _load(code, symbol, partial(made, *args, **kwargs))
 
         return made
 
@@ -130,10 +135,10 @@ def _can_load(code: bytes) -> bool:
     return all(binding.address_of_symbol(name) is not None for name in undefined_symbols(code))
 
 
-def _load(code: bytes, symbol: str) -> MachineCode:
+def _load(code: bytes, symbol: str, made_by: "partial[MachineCode]") -> MachineCode:
     binding.initialize_native_target()
     machine = binding.Target.from_triple(binding.get_process_triple()).create_target_machine(jit=True)
     engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
-    return MachineCode(engine.get_function_address(symbol), symbol, engine)
+    return MachineCode(engine.get_function_address(symbol), symbol, engine, made_by)

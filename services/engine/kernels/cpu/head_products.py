@@ -4,7 +4,7 @@ Each head's weight is packed in panels of 32 outputs, as in `matmul`. An item is
 each weight is read once for up to _ROWS rows.
 """
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ _LINE = 64
 class HeadProducts:
     """The products of some heads, in the weight's dtype."""
 
-    __slots__ = ("_heads", "_kernel", "_out", "_scratch", "_weight")
+    __slots__ = ("_compiled", "_heads", "_out", "_weight")
 
     def __init__(self, weight: Tensor) -> None:
         """weight: [heads, out, depth], accepted by `can_pack`."""
@@ -44,7 +44,7 @@ class HeadProducts:
         self._heads, self._out, depth = weight.shape
         by_panels = torch.nn.functional.pad(weight, (0, 0, 0, padded(self._out) - self._out))
         self._weight = pack(by_panels.flatten(0, 1))
-        self._kernel, self._scratch = _compiled(str(weight.dtype).removeprefix("torch."), depth, self._out)
+        self._compiled = _compiled(str(weight.dtype).removeprefix("torch."), depth, self._out)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Maps [rows, heads, depth] to [rows, heads, out]. The numbers of a row's heads lie next to each other."""
@@ -54,7 +54,7 @@ class HeadProducts:
         team = the_team()
         out = team.empty(rows, heads * self._out, x.dtype)
         team.run(
-            self._kernel,
+            self._compiled.kernel,
             heads * _items(self._out),
             x.data_ptr(),
             x.stride(0),
@@ -62,7 +62,7 @@ class HeadProducts:
             out.stride(0),
             self._weight.data_ptr(),
             rows,
-            -(-self._scratch.ctypes.data // _LINE) * _LINE,
+            -(-self._compiled.scratch.ctypes.data // _LINE) * _LINE,
             at_a_time=1,
         )
         return out.unflatten(1, (heads, self._out))
@@ -78,13 +78,23 @@ def _items(out: int) -> int:
     return -(-padded(out) // (COLUMNS * _PANELS))
 
 
+class _Compiled:
+    """The kernel of products of one kind, and its scratch memory, for all threads."""
+
+    def __init__(self, dtype: str, depth: int, out: int) -> None:
+        self._kind = dtype, depth, out
+        scratch_bytes = _sums_bytes() + _ROWS * depth * 4
+        self.kernel = make_head_products(dtype, depth, out)
+        self.scratch = np.empty(the_team().max_threads * scratch_bytes + _LINE, dtype=np.uint8)
+
+    def origin(self) -> "partial[_Compiled]":
+        """Returns the call that makes the same in any process."""
+        return partial(_compiled, *self._kind)
+
+
 @cache
-def _compiled(dtype: str, depth: int, out: int) -> tuple[Any, np.ndarray]:
-    """Returns the kernel and its scratch memory, for all threads."""
-    scratch_bytes = _sums_bytes() + _ROWS * depth * 4
-    return make_head_products(dtype, depth, out), np.empty(
-        the_team().max_threads * scratch_bytes + _LINE, dtype=np.uint8
-    )
+def _compiled(dtype: str, depth: int, out: int) -> _Compiled:
+    return _Compiled(dtype, depth, out)
 
 
 def _sums_bytes() -> int:

@@ -1,6 +1,8 @@
 """Memory in huge pages of 2 MB, if the system has them: there are fewer translations of addresses to wait for."""
 
 import mmap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import structlog
@@ -34,12 +36,27 @@ class WeightMemory:
 
     def __init__(self) -> None:
         self._rest = np.empty(0, dtype=np.uint8)
+        self._take: Callable[[int], np.ndarray] = self._take_own
 
     def empty(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """Returns memory for a weight, which begins on a border of cache lines."""
         num_bytes = shape.numel() * dtype.itemsize
         taken = -(-num_bytes // _LINE_BYTES) * _LINE_BYTES
-        if taken > len(self._rest):
-            self._rest = allocate(max(taken, _PIECE_BYTES))
-        own, self._rest = self._rest[:num_bytes], self._rest[taken:]
-        return torch.from_numpy(own).view(dtype).view(shape)
+        return torch.from_numpy(self._take(taken)[:num_bytes]).view(dtype).view(shape)
+
+    @contextmanager
+    def elsewhere(self, take: Callable[[int], np.ndarray]) -> Iterator[None]:
+        """Makes this memory come from `take` as long as the context lasts: it returns uint8[bytes] on a border of cache
+        lines for a number of bytes, a multiple of a line's.
+        """
+        self._take = take
+        try:
+            yield
+        finally:
+            self._take = self._take_own
+
+    def _take_own(self, num_bytes: int) -> np.ndarray:
+        if num_bytes > len(self._rest):
+            self._rest = allocate(max(num_bytes, _PIECE_BYTES))
+        own, self._rest = self._rest[:num_bytes], self._rest[num_bytes:]
+        return own

@@ -1,6 +1,6 @@
 """Linear layers by kernels, with a weight that is packed in panels."""
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ class PackedLinear:
         """weight: [columns, depth], accepted by `can_pack`."""
         assert can_pack(weight)
         self._columns, self._depth = weight.shape
-        self._kernels = _kernels(str(weight.dtype).removeprefix("torch."), by_amx=_fits_amx(weight))
+        self._kernels = _kernels(str(weight.dtype).removeprefix("torch."), _fits_amx(weight))
         self._weight = pack(weight)
         self._bias = None
         if bias is not None:
@@ -104,15 +104,20 @@ class _Kernels:
 
     def __init__(self, dtype: str, *, by_amx: bool) -> None:
         kind: Any = amx_matmul if by_amx else matmul
+        self._kind = dtype, by_amx
         self.plain, self.gated = kind.make_matmul(dtype, gated=False), kind.make_matmul(dtype, gated=True)
         self.most_rows = kind.MOST_ROWS
         self.configs = amx_matmul.block_configs()
         self._memory = np.empty(the_team().max_threads * kind.SCRATCH_BYTES + 64, dtype=np.uint8)
         self.scratch = -(-self._memory.ctypes.data // 64) * 64
 
+    def origin(self) -> "partial[_Kernels]":
+        """Returns the call that makes the same in any process."""
+        return partial(_kernels, *self._kind)
+
 
 @cache
-def _kernels(dtype: str, *, by_amx: bool) -> _Kernels:
+def _kernels(dtype: str, by_amx: bool) -> _Kernels:
     return _Kernels(dtype, by_amx=by_amx)
 
 
