@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -34,14 +35,10 @@ def main(rows: int, context: int, dtype: str, threads: int, runs: int) -> dict[s
     from services.engine.attention.latent_cpu_attention import LatentCpuAttention
     from services.engine.kernels.base import Scoring
     from services.engine.kernels.cpu.huge_pages import allocate
-    from services.engine.kernels.cpu.openmp import loaded_openmp
     from services.engine.models.head_linear import HeadLinear
     from services.engine.models.latent_products import KvProducts
 
-    torch.set_num_threads(threads)
-    if (openmp := loaded_openmp()) is not None:
-        openmp.set_num_threads(threads)
-        openmp.spin()
+    _use_threads(threads)
     latent = Latent(_RANK, None, _NOPE, _ROPE, _HEAD_DIM, is_interleaved=True, score_factor=1.0)
     layouts = {
         "latent": KvLayout(1, 1, latent.width, _BLOCK, dtype, num_planes=1),
@@ -77,25 +74,37 @@ def main(rows: int, context: int, dtype: str, threads: int, runs: int) -> dict[s
             },
             runs,
         )
-    keys = {
-        "latent": sum(
-            int((tiles.limits[tiles.starts[1:].long() - 1] - tiles.first_keys).sum())
-            for tiles in latent_plan.absorbed.passes
-        ),
-        "dense": sum(int((work.singles.seq_lens - work.singles.first_keys).sum()) for work in dense_plan.work),
+    read = {"latent": _keys_of_latents(latent_plan), "dense": _keys_of_heads(dense_plan)}
+    sizes = {
+        name: {
+            "read_bytes": read[name] * layout.token_bytes,
+            "layout_bytes": rows * context * layout.token_bytes,
+        }
+        for name, layout in layouts.items()
     }
-    return {
-        name: {"s": seconds[name]}
-        | (
-            {
-                "read_bytes": keys[name] * layouts[name].token_bytes,
-                "layout_bytes": rows * context * layouts[name].token_bytes,
-            }
-            if name in keys
-            else {}
-        )
-        for name in seconds
-    }
+    return {name: {"s": taken, **sizes.get(name, {})} for name, taken in seconds.items()}
+
+
+def _use_threads(threads: int) -> None:
+    import torch
+
+    from services.engine.kernels.cpu.openmp import loaded_openmp
+
+    torch.set_num_threads(threads)
+    if (openmp := loaded_openmp()) is not None:
+        openmp.set_num_threads(threads)
+        openmp.spin()
+
+
+def _keys_of_latents(plan: Any) -> int:
+    """Returns how many keys a `LatentPlan` of rows with one token each reads."""
+    read = (tiles.limits[tiles.starts[1:].long() - 1] - tiles.first_keys for tiles in plan.absorbed.passes)
+    return sum(int(some.sum()) for some in read)
+
+
+def _keys_of_heads(plan: Any) -> int:
+    """Returns how many keys a `CpuPlan` of rows with one token each reads."""
+    return sum(int((work.singles.seq_lens - work.singles.first_keys).sum()) for work in plan.work)
 
 
 def _by_turns(kinds: dict[str, Callable[[], object]], runs: int) -> dict[str, float]:

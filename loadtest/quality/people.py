@@ -17,7 +17,7 @@ class Strict(BaseModel):
 
 
 class Person(Strict):
-    """What is to be read from a sentence."""
+    """A fact to be read from a sentence."""
 
     name: str
     age: Annotated[int, Field(ge=0, le=150)]

@@ -123,7 +123,7 @@ class LoadFormat(StrEnum):
 
 
 class ShareWeights(StrEnum):
-    """Whether the workers of one host have one copy of the weights in memory."""
+    """Choices of one copy of the weights in memory for the workers of one host."""
 
     AUTO = "auto"  # where that makes no step slower
     ON = "on"

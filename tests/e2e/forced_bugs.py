@@ -41,7 +41,12 @@ def damage_read_blocks() -> None:
 def widen_windows() -> None:
     """A token sees one more token than its window has."""
     work = CpuAttention._work
-    _replace(CpuAttention, "_work", lambda self, *others: work(self, *others[:-1], others[-1] and others[-1] + 1))
+
+    def wider(self: CpuAttention, *others: Any) -> Any:
+        *same, window = others
+        return work(self, *[*same, window and window + 1])
+
+    _replace(CpuAttention, "_work", wider)
 
 
 def shift_logprobs() -> None:

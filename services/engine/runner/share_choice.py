@@ -1,4 +1,4 @@
-"""Whether workers share their weights with others of this host: decided without torch, before any worker is started."""
+"""Decides whether workers share their weights with others of this host: without torch, before any worker is started."""
 
 from services.config import Kernels, ShareWeights
 from services.config.engine import EngineConfig

@@ -25,7 +25,7 @@ class LauncherCommand:
         return None if self._under_way is None else self._under_way[0]
 
     def begin(self, name: str, launcher: Launcher, ask: Callable[[], Iterator[str]]) -> None:
-        """Has the launcher carry out a command, and notes each line of its answer."""
+        """Asks the launcher to carry out a command, and notes each line of its answer."""
 
         def note(line: str) -> None:
             self._in_application(lambda: self._note(name, line))

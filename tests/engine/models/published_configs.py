@@ -520,7 +520,7 @@ _MODERNBERT: dict[str, Any] = {
     "transformers_version": "4.48.0",
     "vocab_size": 50368,
 }
-_FOURS = {
+_FOURS: dict[str, Any] = {
     "actorder": "weight",
     "block_structure": None,
     "dynamic": False,

@@ -129,9 +129,8 @@ def _grouped_coded_mlp(source: Source, name: str) -> list[Check]:
         experts.put_codes(expert, *weights, *(None if bias is None else bias[expert] for bias in own))
     x = within(source.normal(num_tokens, hidden, dtype=dtype), hidden + choices.choice((0, 24)))
     choice = _drawn(source, num_tokens, top_k, num_experts)
-    stacks = ExpertStacks(
-        *(torch.stack([one.numbers(torch.float64) for one in all]) for all in (gate_ups, downs)), *own
-    )
+    of_gate_ups, of_downs = (torch.stack([one.numbers(torch.float64) for one in all]) for all in (gate_ups, downs))
+    stacks = ExpertStacks(of_gate_ups, of_downs, *own)
     expected = torch.stack([_made_of(token, x, *choice, stacks, swiglu) for token in range(num_tokens)])
     about = f"{code.value} by {group} of {inputs.value}, {dtype}"
     name = f"{top_k} of {num_experts} coded experts {hidden} x {width}, {num_tokens} tokens, {about} {name}"

@@ -64,10 +64,10 @@ def _load_weights(plan: LoadPlan, free: int, progress: Progress, kept: KeptForms
 
 def _least_bytes(plan: LoadPlan) -> int:
     """Returns the bytes of all weights in numbers, or as they are stored if these are fewer: codes may stay codes."""
-    num_bytes = num_parameters(plan.config) * plan.dtype.itemsize
+    num_bytes: int = num_parameters(plan.config) * plan.dtype.itemsize
     if plan.engine.load_format == LoadFormat.DUMMY:
         return num_bytes
-    stored = sum(end - begin for file in weight_files(plan.engine.model) for begin, end in file.extents)
+    stored: int = sum(end - begin for file in weight_files(plan.engine.model) for begin, end in file.extents)
     return min(num_bytes, stored)
 
 

@@ -110,7 +110,7 @@ _multiply = make_multiply(amx.add_product)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kind:
-    """What differs between kinds of products."""
+    """Differences between kinds of products."""
 
     multiply: Any  # of `make_multiply`
     finish: Any  # sums; those of the gated; target; numbers of both units; address of the row's scale: writes one row
@@ -179,10 +179,8 @@ def make_matmul(dtype: str, *, gated: bool) -> Any:
     return work
 
 
-def make_item(kind: Kind, *, gated: bool) -> Any:
-    """Makes a function that computes an item. Strides are in bytes; those of scales are 0 where there are none."""
-    parts = 2 if gated else 1
-    share, numbers_bytes, unit_bytes = BLOCK // parts, kind.numbers_bytes, kind.unit_bytes
+def _make_steps(kind: Kind) -> tuple[Any, Any]:
+    """Makes the functions that multiply the steps of a block, and that finish rows that are left."""
     multiply, finish_kind = kind.multiply, kind.finish
 
     @njit
@@ -235,6 +233,15 @@ def make_item(kind: Kind, *, gated: bool) -> Any:
     ) -> None:
         for i in range(begin, end):
             finish(sums + i * 128, target + i * target_stride, numbers, up_numbers, scales + i * scale_stride)
+
+    return multiply_and_finish, finish_rest
+
+
+def make_item(kind: Kind, *, gated: bool) -> Any:
+    """Makes a function that computes an item. Strides are in bytes; those of scales are 0 where there are none."""
+    parts = 2 if gated else 1
+    share, numbers_bytes, unit_bytes = BLOCK // parts, kind.numbers_bytes, kind.unit_bytes
+    multiply_and_finish, finish_rest = _make_steps(kind)
 
     @njit(error_model="numpy")
     def multiply_item(
