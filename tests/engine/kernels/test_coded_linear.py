@@ -111,6 +111,21 @@ def test_a_recording_multiplies_other_inputs(dtype: torch.dtype) -> None:
             assert_close(found, x, matrix, None)
 
 
+@BOTH
+def test_a_recording_keeps_results_that_are_read_later(dtype: torch.dtype) -> None:
+    """Copies of x, which are as wide as results, are not where results are."""
+    linear = CodedLinear([coded(KINDS[0], 96, 96, 32, ordered=True)], None, dtype)
+    x = random(5, 96, dtype=dtype)
+
+    def body() -> tuple[torch.Tensor, ...]:
+        first = linear(x)
+        second = linear(first)
+        return first, second, linear(second)
+
+    found, expected = the_team().replay(object(), [x], body), body()
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
 @pytest.mark.few(2)
 @EACH
 def test_rows_of_an_embedding(kind: Kind, dtype: torch.dtype) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from services.engine.kernels.cpu import coded_grouped, coded_products
-from services.engine.kernels.cpu.coded_linear import FEW_ROWS, scratch
+from services.engine.kernels.cpu.coded_linear import FEW_ROWS, own_rows, scratch
 from services.engine.kernels.cpu.coded_panels import CodedPanels, can_pack, empty_panels, pack_codes, step_depth
 from services.engine.kernels.cpu.coded_products import coded_arithmetic
 from services.engine.kernels.cpu.grouped_matmul import Epilogue
@@ -121,8 +121,8 @@ class CodedExperts(PackedExperts):
         needs_copies = self._widens or pairs is not None or kind.padded_depth != kind.depth
         if not needs_copies and not kind.has_offsets:
             return x, None
-        rows = team.empty(num_pairs, kind.padded_depth, torch.float32 if self._widens else x.dtype)
-        sums = team.empty(num_pairs, kind.num_groups, torch.float32) if kind.has_offsets else None
+        rows = own_rows(team, num_pairs, kind.padded_depth * (4 if self._widens else x.itemsize))
+        sums = own_rows(team, num_pairs, kind.num_groups * 4) if kind.has_offsets else None
         team.run(
             self._prepare,
             num_pairs,

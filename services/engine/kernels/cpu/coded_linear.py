@@ -15,15 +15,17 @@ from services.engine.kernels.cpu.coded_products import coded_arithmetic
 from services.engine.kernels.cpu.coded_tiles import CODED_ROWS
 from services.engine.kernels.cpu.matmul import MOST_ROWS, padded
 from services.engine.kernels.cpu.register_tiles import COLUMNS, Arithmetic
-from services.engine.kernels.cpu.team import Kernel, the_team
+from services.engine.kernels.cpu.team import Kernel, Team, the_team
 from services.engine.quantization.codes import Code, CodedMatrix
 
 # Most panels of an item, and items for each thread, at least: see `packed_linear`. In a product of few rows an item
 # also prepares the rows.
 _MOST_PANELS, _LEAST_ITEMS, _LEAST_ITEMS_OF_FEW = 12, 8, 4
 _DTYPES = (torch.bfloat16, torch.float32)
-# Above so many rows panels are unpacked.
-FEW_ROWS = 2 * CODED_ROWS
+# Above so many rows panels are unpacked. Beside AMX this is an estimate by the rates of instructions, not measured:
+# there, pairs of bfloat16 are multiplied at half the rate of float32 (see `isa.choose`), so that unpacking takes as
+# long as 4 rows.
+FEW_ROWS, _FEW_ROWS_BESIDE_AMX = 2 * CODED_ROWS, 4
 
 
 class CodedLinear:
@@ -115,7 +117,7 @@ class _Part:
         """Writes the product to the target, [rows, columns of whole panels or more]. bias: its address, or 0."""
         rows_at_once = the_team().rows_at_once
         if unpacks is None:
-            unpacks = len(x) > FEW_ROWS
+            unpacks = len(x) > self._kernels.few_rows
         if rows_at_once is None and not unpacks:
             self._multiply_few(x, target, bias, gated=gated)
         else:
@@ -195,9 +197,9 @@ class _Part:
         rows = team.max_threads * OWN_ROWS if prepares else len(x)
         copies = sums = None
         if self._kernels.widens or own.order is not None or own.padded_depth != own.depth:
-            copies = team.empty(rows, own.padded_depth, torch.float32 if self._kernels.widens else x.dtype)
+            copies = own_rows(team, rows, own.padded_depth * (4 if self._kernels.widens else x.itemsize))
         if needs_sums:
-            sums = team.empty(rows, own.num_groups, torch.float32)
+            sums = own_rows(team, rows, own.num_groups * 4)
         if not prepares and (copies is not None or sums is not None):
             team.run(
                 self._kernels.prepare,
@@ -227,6 +229,7 @@ class _Kernels:
         self.widens = dtype == "bfloat16" and coded_arithmetic(dtype) is Arithmetic.SINGLES
         self.few = coded_matmul.make_few(dtype, code, scales, has_offsets=has_offsets)
         self.many = coded_matmul.make_many(dtype, code, scales, has_offsets=has_offsets, by_amx=by_amx)
+        self.few_rows = _FEW_ROWS_BESIDE_AMX if by_amx else FEW_ROWS
         self.configs = block_configs()
         self.prepare = _prepare_kernel(dtype, widens=self.widens)
         self.few_scratch, self.many_scratch = (
@@ -257,6 +260,11 @@ def _scratch_memory(bytes_of_a_thread: int) -> np.ndarray:
 def scratch(bytes_of_a_thread: int) -> int:
     """Returns the address of the threads' memory, on a border of cache lines."""
     return -(-_scratch_memory(bytes_of_a_thread).ctypes.data // 64) * 64
+
+
+def own_rows(team: Team, rows: int, num_bytes: int) -> Tensor:
+    """Returns memory for what one product reads, uint8[rows, bytes]. Results never lie there: see `Recording.empty`."""
+    return team.empty(rows, num_bytes, torch.uint8)
 
 
 def _rows_of(tensor: Tensor | None) -> tuple[int, int]:
