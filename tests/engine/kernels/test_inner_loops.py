@@ -49,7 +49,7 @@ def test_register_tiles_keep_sums_in_registers_and_load_each_operand_once(isa: I
 @pytest.mark.few(1)
 @pytest.mark.parametrize("isa", ISAS, ids=lambda isa: isa.name)
 def test_tiles_of_codes_keep_sums_in_registers(isa: Isa) -> None:
-    """For every number of rows; each code is loaded once in each step, and multiplied with each row."""
+    """For every number of rows, whose words are multiplied with each number of a step once."""
     found = compile_for(isa.name, "tests.engine.kernels.compiled:coded_tiles")
     assert len(found) == (4 if isa.has_bfloat16 else 2)
     for kind, assembly in found.items():
@@ -59,8 +59,8 @@ def test_tiles_of_codes_keep_sums_in_registers(isa: Isa) -> None:
         registers = isa.tile_vectors * (1 if isa.has_avx512 else 2)
         per_row = [rows for rows in range(1, isa.tile_rows - 1) for _ in range(2 // isa.tile_vectors)]
         assert [len(multiply_adds(loop)) for loop in loops] == [rows * registers * words for rows in per_row]
-        spilled = [len(on_stack(loop)) for loop in loops]
-        assert not any(spilled), (kind, spilled)
+        for loop in loops:  # of the largest tiles, some addresses and constants are read from the stack
+            assert [line for line in on_stack(loop) if line.endswith(")") or line in multiply_adds(loop)] == []
 
 
 def check_memory(loop: list[str], loads: int, most_on_stack: int) -> None:
