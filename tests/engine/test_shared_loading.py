@@ -8,7 +8,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from services.config import DeviceKind, Kernels, ShareWeights
+from services.config import DeviceKind, Kernels, Quantization, ShareWeights
 from services.config.engine import EngineConfig
 from services.engine.kernels.cpu import code_store, huge_pages
 from services.engine.runner import share_choice
@@ -50,6 +50,15 @@ def test_all_families_share_their_weights(tmp_path: Path, shape: str) -> None:
     assert own.weights.not_shared == "the configuration says so"
     assert [loaded.weights.not_shared for loaded in shared] == [None, None]
     assert [each.stages[0].split()[0] for each in told] == ["reading", "mapping"]
+    assert answers(own) == answers(shared[0]) == answers(shared[1])
+
+
+def test_weights_in_int8_are_shared(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "model")
+    own = load_model(directory, ShareWeights.OFF, quantization=Quantization.INT8)
+    told = Told()
+    shared = [load_model(directory, ShareWeights.ON, each, quantization=Quantization.INT8) for each in (None, told)]
+    assert told.stages[0].startswith("mapping")
     assert answers(own) == answers(shared[0]) == answers(shared[1])
 
 

@@ -1,7 +1,7 @@
 """Linear layers in int8: codes of a weight are multiplied by codes of rows, which are made when the rows are read."""
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -146,6 +146,11 @@ class _Kernels:
         self.configs = block_configs()
         self._memory = np.empty(the_team().max_threads * kind.SCRATCH_BYTES + _LINE, dtype=np.uint8)
         self.scratch = -(-self._memory.ctypes.data // _LINE) * _LINE
+        self._dtype = dtype
+
+    def origin(self) -> "partial[_Kernels]":
+        """Returns the call that makes the same in any process."""
+        return partial(_kernels, self._dtype)
 
 
 @cache
