@@ -123,7 +123,7 @@ class LoadFormat(StrEnum):
 
 
 class ShareWeights(StrEnum):
-    """Choices of one copy of the weights in memory for the workers of one host."""
+    """The weights of workers of one host: one copy in memory, or one for each."""
 
     AUTO = "auto"  # where that makes no step slower
     ON = "on"

@@ -53,12 +53,21 @@ def test_all_families_share_their_weights(tmp_path: Path, shape: str) -> None:
     assert answers(own) == answers(shared[0]) == answers(shared[1])
 
 
-def test_weights_in_int8_are_shared(tmp_path: Path) -> None:
-    directory = write_checkpoint(tmp_path / "model")
-    own = load_model(directory, ShareWeights.OFF, quantization=Quantization.INT8)
-    told = Told()
-    shared = [load_model(directory, ShareWeights.ON, each, quantization=Quantization.INT8) for each in (None, told)]
-    assert told.stages[0].startswith("mapping")
+@pytest.mark.parametrize(
+    ("family", "quantization"),
+    [
+        ("llama", Quantization.INT4),
+        pytest.param("mixtral", Quantization.INT4, marks=pytest.mark.long),
+        pytest.param("qwen2", Quantization.INT8, marks=pytest.mark.long),
+    ],
+)
+def test_weights_in_codes_are_shared(tmp_path: Path, family: str, quantization: Quantization) -> None:
+    tied: dict[str, Any] = {} if family == "mixtral" else {"tie_word_embeddings": True}
+    directory = write_checkpoint(tmp_path / "model", family, dtype=torch.bfloat16, **tied)
+    own = load_model(directory, ShareWeights.OFF, quantization=quantization)
+    told = [Told(), Told()]
+    shared = [load_model(directory, ShareWeights.ON, each, quantization=quantization) for each in told]
+    assert [each.stages[0].split()[0] for each in told] == ["reading", "mapping"]
     assert answers(own) == answers(shared[0]) == answers(shared[1])
 
 

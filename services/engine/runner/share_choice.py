@@ -1,4 +1,4 @@
-"""Decides whether workers share their weights with others of this host: without torch, before any worker is started."""
+"""Decides whether workers share their weights with others of their host: without torch, before any is started."""
 
 from services.config import Kernels, ShareWeights
 from services.config.engine import EngineConfig

@@ -2,11 +2,11 @@
 
     [[kind, what the kind needs ...], ...]     an object for each; what it consists of are places in this list
 
-Tensors of floating-point numbers lie in the shared file, and the image has their places, so that any number of
-processes read the same memory; all others (counts that kernels write, for one) are copied into the image, and each
-process has its own. Kernels and their scratch memory are not in it: an object that has a method `origin` is made anew
-by the call that it returns. Objects are of the engine's classes, and are given their fields as they were; calls are of
-functions of its kernels. Whoever reads an image has made sure that it is this user's, as with machine code.
+Tensors of floating-point numbers and of codes lie in the shared file, and the image has their places, so that any
+number of processes read the same memory; all others (counts that kernels write, for one) are copied into the image, and
+each process has its own. Kernels and their scratch memory are not in it: an object that has a method `origin` is made
+anew by the call that it returns. Objects are of the engine's classes, and are given their fields as they were; calls
+are of functions of its kernels. Whoever reads an image has made sure that it is this user's, as with machine code.
 """
 
 import importlib
@@ -129,7 +129,8 @@ class _Writer:
         if offset is not None:
             return ["there", *kind, offset, list(each.stride())]
         content = each.detach().contiguous()
-        if not each.dtype.is_floating_point or each.nbytes < _LEAST_BYTES:
+        is_weight = each.dtype.is_floating_point or each.dtype == torch.uint8
+        if not is_weight or each.nbytes < _LEAST_BYTES:
             return ["here", *kind, content.flatten().view(torch.uint8).numpy().tobytes().hex()]
         space = torch.from_numpy(self._file.take(each.nbytes))
         space.view(each.dtype).view(each.shape).copy_(content)
