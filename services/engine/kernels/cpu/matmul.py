@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from numba import int64
 from torch import Tensor
-from torch.nn import functional
 
 from services.engine.kernels.cpu.elements import ELEMENTS
 from services.engine.kernels.cpu.epilogue import make_finish
@@ -52,9 +51,19 @@ def pack(weight: Tensor) -> Tensor:
     """
     out, depth = weight.shape
     of_step = 2 if weight.dtype == torch.bfloat16 else 1
-    whole = functional.pad(weight, (0, 0, 0, padded(out) - out))
-    panels = whole.view(-1, COLUMNS, depth // of_step, of_step).transpose(1, 2)
-    return WEIGHTS.empty(panels.shape, panels.dtype).copy_(panels)
+    panels = WEIGHTS.empty(torch.Size((padded(out) // COLUMNS, depth // of_step, COLUMNS, of_step)), weight.dtype)
+    put_panels(panels, weight)
+    return panels
+
+
+def put_panels(panels: Tensor, weight: Tensor) -> None:
+    """Writes [out, depth] to its panels, without a copy of the whole; zeros fill the last panel."""
+    out, num_whole = len(weight), len(weight) // COLUMNS
+    by_steps = weight.unflatten(1, panels.shape[1::2])
+    panels[:num_whole].copy_(by_steps[: num_whole * COLUMNS].unflatten(0, (num_whole, COLUMNS)).transpose(1, 2))
+    if rest := out - num_whole * COLUMNS:
+        panels[num_whole].zero_()
+        panels[num_whole, :, :rest].copy_(by_steps[num_whole * COLUMNS :].transpose(0, 1))
 
 
 @per_item

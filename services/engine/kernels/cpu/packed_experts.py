@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from services.engine.kernels.cpu import grouped_matmul, routing
 from services.engine.kernels.cpu.grouped_matmul import Epilogue
-from services.engine.kernels.cpu.matmul import MOST_ROWS, SCRATCH_BYTES, WEIGHTS, padded
+from services.engine.kernels.cpu.matmul import MOST_ROWS, SCRATCH_BYTES, WEIGHTS, padded, put_panels
 from services.engine.kernels.cpu.register_tiles import COLUMNS
 from services.engine.kernels.cpu.routing import MOST_CHOSEN, MOST_EXPERTS, PLAN_WORDS
 from services.engine.kernels.cpu.team import Kernel, Team, float_argument, the_team
@@ -73,8 +73,9 @@ class PackedExperts:
     ) -> None:
         """Packs an expert's weights: gate_up [2 * width, hidden], gate first; down [hidden, width]; their biases."""
         for part, matrix in enumerate(gate_up.split(self._width)):
-            self._pack(self._gate_ups[expert, :, part], matrix)
-        self._pack(self._downs[expert, :, 0], functional.pad(down, (0, self._depth - self._width)))
+            put_panels(self._gate_ups[expert, :, part], matrix)
+        whole = down if self._depth == self._width else functional.pad(down, (0, self._depth - self._width))
+        put_panels(self._downs[expert, :, 0], whole)
         self.put_biases(expert, gate_up_bias, down_bias)
 
     def put_biases(self, expert: int, gate_up_bias: Tensor | None, down_bias: Tensor | None) -> None:
@@ -236,11 +237,6 @@ class PackedExperts:
         panels = padded(columns) // COLUMNS
         shape = (self._num_experts, panels, parts, depth // self._of_step, COLUMNS, self._of_step)
         return WEIGHTS.empty(torch.Size(shape), self._dtype)
-
-    def _pack(self, target: Tensor, matrix: Tensor) -> None:
-        """Packs [columns, depth] to [panels, steps, 32, depth of a step]; zeros fill the last panel."""
-        whole = functional.pad(matrix, (0, 0, 0, padded(len(matrix)) - len(matrix)))
-        target.copy_(whole.view(-1, COLUMNS, matrix.shape[1] // self._of_step, self._of_step).transpose(1, 2))
 
 
 def _line(team: Team, count: int, dtype: torch.dtype) -> Tensor:
