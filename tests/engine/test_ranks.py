@@ -163,7 +163,7 @@ def test_ranks_compute_together_what_one_worker_computes(model: tuple[Path, int]
         assert cut.any()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("way", [*WAYS, "mxfp4"])
 def test_ranks_of_a_quantized_checkpoint_have_its_numbers(way: str, tmp_path: Path) -> None:
     """Wherever their shares cut a group, a word or an order of inputs."""

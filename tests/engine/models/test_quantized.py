@@ -79,6 +79,7 @@ def written(
     return of
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("way", WAYS)
 def test_numbers_are_those_that_the_format_means(way: str, written: Written) -> None:
     """To the bit, as float64 rounds them, and so are those of codes; only groups that are cut have none."""
@@ -95,7 +96,7 @@ def test_numbers_are_those_that_the_format_means(way: str, written: Written) -> 
             assert (matrix.inputs is Inputs.INT8) == (way in ("w8a8", "w8a8-static", "w8a8-asymmetric"))
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("way", WAYS)
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
@@ -112,13 +113,13 @@ def test_any_part_is_that_of_the_whole(data: st.DataObject, way: str, written: W
         assert torch.equal(matrix.numbers(torch.float32), expected)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_loaded_model_has_the_logprobs_of_transformers_over_these_numbers(way: str, written: Written) -> None:
     assert_logprobs(written(way)[0])
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "deepseek_v3", "phi3", "gpt_oss"])
 def test_experts_latents_and_fused_layers_too(family: str, tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "plain", family)
@@ -170,6 +171,7 @@ def test_mxfp4_is_what_transformers_unpacks(tmp_path: Path) -> None:
         assert torch.equal(matrix.numbers(torch.float32), expected[3, 32:64].T)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("way", [way for way in WAYS if way.startswith("w") and "ordered" not in way])
 def test_what_compressed_tensors_means_is_what_its_library_unpacks(way: str) -> None:
     """Of the checkpoints that these tests write. It has given up `actorder: group`."""
@@ -222,6 +224,7 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Tensor], Tensor | None], str]] = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_tensors_are_refused_by_name_before_any_weight_is_read(
     damage: str, checkpoint: Path, tmp_path: Path
@@ -262,6 +265,7 @@ SETTINGS: dict[str, tuple[Way, dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("case", SETTINGS)
 def test_settings_that_contradict_the_tensors_or_are_not_supported_are_refused(
     case: str, checkpoint: Path, tmp_path: Path

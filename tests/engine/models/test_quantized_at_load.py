@@ -47,7 +47,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TensorSou
         yield QuantizedAtLoad(plain, QUANTIZE[request.param])
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_linear_layers_and_experts_are_quantized_and_nothing_else(family: str, tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "checkpoint", family)
