@@ -179,14 +179,41 @@ def make_matmul(dtype: str, *, gated: bool) -> Any:
     return work
 
 
-def _make_steps(kind: Kind) -> tuple[Any, Any]:
-    """Makes the functions that multiply the steps of a block, and that finish rows that are left."""
-    multiply, finish_kind = kind.multiply, kind.finish
+def _make_finish(kind: Kind) -> Any:
+    finish_kind = kind.finish
 
     @njit
     def finish(sums: int, target: int, numbers: int, up_numbers: int, scale: int) -> None:
         """Rounds and writes one row of a block."""
         finish_kind(sums, sums + _SUMS_BYTES, target, numbers, up_numbers, scale)
+
+    return finish
+
+
+def _make_finish_rest(kind: Kind) -> Any:
+    """Makes a function that rounds and writes some rows of a block."""
+    finish = _make_finish(kind)
+
+    @njit(error_model="numpy")
+    def finish_rest(
+        begin: int,
+        end: int,
+        sums: int,
+        target: int,
+        target_stride: int,
+        numbers: int,
+        up_numbers: int,
+        scales: int,
+        scale_stride: int,
+    ) -> None:
+        for i in range(begin, end):
+            finish(sums + i * 128, target + i * target_stride, numbers, up_numbers, scales + i * scale_stride)
+
+    return finish_rest
+
+
+def _make_multiply_and_finish(kind: Kind) -> Any:
+    multiply, finish = kind.multiply, _make_finish(kind)
 
     @njit(error_model="numpy")
     def multiply_and_finish(
@@ -219,29 +246,14 @@ def _make_steps(kind: Kind) -> tuple[Any, Any]:
             _ask_for(asked, lines)
             x, panel, asked = x + 64, panel + _STEP_BYTES, asked + lines * _LINE
 
-    @njit(error_model="numpy")
-    def finish_rest(
-        begin: int,
-        end: int,
-        sums: int,
-        target: int,
-        target_stride: int,
-        numbers: int,
-        up_numbers: int,
-        scales: int,
-        scale_stride: int,
-    ) -> None:
-        for i in range(begin, end):
-            finish(sums + i * 128, target + i * target_stride, numbers, up_numbers, scales + i * scale_stride)
-
-    return multiply_and_finish, finish_rest
+    return multiply_and_finish
 
 
 def make_item(kind: Kind, *, gated: bool) -> Any:
     """Makes a function that computes an item. Strides are in bytes; those of scales are 0 where there are none."""
     parts = 2 if gated else 1
     share, numbers_bytes, unit_bytes = BLOCK // parts, kind.numbers_bytes, kind.unit_bytes
-    multiply_and_finish, finish_rest = _make_steps(kind)
+    finish_rest, multiply_and_finish = _make_finish_rest(kind), _make_multiply_and_finish(kind)
 
     @njit(error_model="numpy")
     def multiply_item(
