@@ -29,7 +29,7 @@ def own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def load_model(directory: Path, share: ShareWeights, told: Told | None = None, **options: Any) -> LoadedModel:
-    chosen = {"device": DeviceKind.CPU, "kv_memory_bytes": 8 << 20, **options}
+    chosen: dict[str, Any] = {"device": DeviceKind.CPU, "kv_memory_bytes": 8 << 20, **options}
     return load_runner(EngineConfig(model=directory, share_weights=share, **chosen), told)
 
 

@@ -34,7 +34,7 @@ _SOURCES = sha256(
 ).hexdigest()
 _ROOM, _KERNELS = "services.engine.", "services.engine.kernels.cpu."
 _LEAST_BYTES = 1024  # of a tensor that is moved to the file
-_COLLECTIONS = {kind.__name__: kind for kind in (tuple, list, set, frozenset)}
+_COLLECTIONS: dict[str, Any] = {kind.__name__: kind for kind in (tuple, list, set, frozenset)}
 _PLAIN = (type(None), bool, int, float, str)
 _LINEAR = "linear"  # torch's function, which some layers are
 Node = list[Any]
