@@ -5,6 +5,11 @@ contiguous piece of memory (one descriptor to move it), a range of heads is cont
 head's plane of one layer: its K, or its V after it. Latent KV (multi-head latent attention, DeepSeek-V2, arXiv
 2405.04434) has one head and one plane: a token's latent, from which all heads' K and V are computed, and after it the
 part of K that is rotated.
+
+With `token_scales` a number is a code of one byte, and each token has one scale in each plane, by which its codes are
+multiplied. The scales of a plane, float32[block_size], lie behind its codes, so they are part of the block: whoever
+copies or hands over a block does so with its scales. A scale belongs to one token, since a block is filled token by
+token: a scale of the whole block would grow, and all codes before would have to be rounded again.
 """
 
 import json
@@ -16,7 +21,8 @@ from kvtransfer.layer_groups import LayerGroups
 LAYOUT_VERSION = 1
 KV_PROTOCOL_VERSION = 2
 
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1}
+_SCALE_BYTES = 4  # float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +33,19 @@ class KvLayout:
     num_kv_heads: int
     head_dim: int  # numbers of a token in one plane
     block_size: int  # token positions
-    dtype: str  # "float32", "bfloat16", "float16" or "float8_e4m3fn"
+    dtype: str  # "float32", "bfloat16", "float16", "float8_e4m3fn" or "int8"
     num_planes: int = 2  # K and V; 1: latent KV
     groups: LayerGroups | None = None  # None: a block is one piece of memory, with all layers
+    token_scales: bool = False  # of a dtype of one byte: each plane has a scale for each token
 
     def shape(self, num_blocks: int) -> tuple[int, int, int, int, int, int]:
-        """Shape of a pool of `num_blocks` blocks."""
-        return (num_blocks, self.num_kv_heads, self.num_layers, self.num_planes, self.block_size, self.head_dim)
+        """Returns the shape of a pool of `num_blocks` blocks: [.., block_size, head_dim].
+
+        With `token_scales` the last number is head_dim + 4. A plane then is no matrix of such rows: it has block_size *
+        head_dim codes, then block_size * 4 bytes of scales.
+        """
+        width = self.head_dim + (_SCALE_BYTES if self.token_scales else 0)
+        return (num_blocks, self.num_kv_heads, self.num_layers, self.num_planes, self.block_size, width)
 
     @property
     def num_slices(self) -> int:
@@ -48,7 +60,13 @@ class KvLayout:
     @property
     def token_bytes(self) -> int:
         """Bytes of one token in one piece of memory, all its layers and planes."""
-        return self.token_elements * _ITEM_BYTES[self.dtype]
+        scales = self.num_kv_heads * self.num_layers * self.num_planes * _SCALE_BYTES if self.token_scales else 0
+        return self.token_elements * _ITEM_BYTES[self.dtype] + scales
+
+    @property
+    def plane_bytes(self) -> int:
+        """Bytes of one head's K, or V, of one layer in a block: those of its scales included."""
+        return self.block_bytes // (self.num_kv_heads * self.num_layers * self.num_planes)
 
     @property
     def block_bytes(self) -> int:
@@ -78,6 +96,8 @@ def fingerprint(
     geometry = {name: getattr(layout, name) for name in KvLayout.__slots__}
     if layout.num_planes == 2:
         del geometry["num_planes"]  # digests of earlier versions, which knew nothing else, stay valid
+    if not layout.token_scales:
+        del geometry["token_scales"]
     del geometry["groups"]
     if layout.groups is not None:
         geometry |= layout.groups.described()

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 from kvtransfer.layout import KvLayout, fingerprint
 
-_DTYPES = {"float32": np.uint32, "bfloat16": np.uint16, "float16": np.uint16, "float8_e4m3fn": np.uint8}
+_DTYPES = {
+    "float32": np.uint32,
+    "bfloat16": np.uint16,
+    "float16": np.uint16,
+    "float8_e4m3fn": np.uint8,
+    "int8": np.uint8,
+}
 LAYOUT = KvLayout(num_layers=3, num_kv_heads=6, head_dim=8, block_size=4, dtype="bfloat16")
 
 
@@ -25,6 +31,20 @@ def test_a_range_of_heads_is_a_block_of_a_layout_of_these_heads(
     cut = np.ascontiguousarray(pool[:, of_heads.start : of_heads.stop])
     whole = pool.view(_DTYPES[dtype]).reshape(layout.shape(2))
     assert (cut.view(_DTYPES[dtype]).reshape(part.shape(2)) == whole[:, first:end]).all()
+
+
+@pytest.mark.parametrize("head_dim", [8, 7])
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+def test_scales_of_tokens_lie_behind_the_codes_of_their_plane(dtype: str, head_dim: int) -> None:
+    """So a block has them, and a rank's heads have their own."""
+    layout = replace(LAYOUT, dtype=dtype, head_dim=head_dim, token_scales=True)
+    static = replace(layout, token_scales=False)
+    assert layout.plane_bytes == static.plane_bytes + 4 * 4 == 4 * head_dim + 4 * 4
+    assert layout.token_bytes == 6 * 3 * 2 * (head_dim + 4)
+    assert layout.block_bytes == np.prod(layout.shape(1)) == 6 * 3 * 2 * layout.plane_bytes
+    assert layout.bytes_of(range(2, 4)) == range(2 * 3 * 2 * layout.plane_bytes, 4 * 3 * 2 * layout.plane_bytes)
+    digests = {fingerprint(each, "weights", {}) for each in (LAYOUT, layout, static)}
+    assert len(digests) == 3
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 6])
