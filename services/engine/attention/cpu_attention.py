@@ -25,7 +25,7 @@ from services.engine.attention.paged_pool import begin_tokens
 from services.engine.attention.shared_prefix import SharedPrefix, shared_prefixes, tokens_of
 from services.engine.attention.tile_attention import TileAttention, TilePlan
 from services.engine.attention.torch_attention import TorchAttention, TorchPlan, with_sinks
-from services.engine.kernels.base import Scoring, Singles
+from services.engine.kernels.base import CodedKv, Scoring, Singles
 from services.engine.kernels.load import make_paged, make_tiles
 
 # Tokens of a step for each token to which its plan is narrowed. On an EPYC of Zen 4, a layer's attention for 4 prompts
@@ -109,7 +109,9 @@ class CpuPlan:
 
 
 class CpuAttention:
-    """Attention over one pool, [num_blocks, kv_heads, layers, 2, block_size, head_dim]."""
+    """Attention over one pool, [num_blocks, kv_heads, layers, 2, block_size, head_dim]; of codes of one byte, it is
+    uint8 in the layout's shape, and only kernels read it.
+    """
 
     def __init__(
         self,
@@ -117,23 +119,28 @@ class CpuAttention:
         layout: KvLayout,
         num_heads: int,
         scoring: Scoring,
+        coded: CodedKv | None = None,
         *,
         fused: bool,
         before_layer: Callable[[], None] = lambda: None,
     ) -> None:
-        """before_layer: called once for each layer of a step."""
+        """before_layer: called once for each layer of a step. coded: of a pool of codes, which needs `fused`."""
+        assert fused or coded is None, "torch reads no codes"
         self._pool = pool
         self._layout = layout
         self._before_layer = before_layer
         self._num_heads = num_heads
         self._scoring = scoring
-        self._masked = TorchAttention(pool, layout, num_heads, replace(scoring, sinks=None))
+        self._dtype = pool.dtype if coded is None else coded.dtype
         group = num_heads // layout.num_kv_heads
-        self._kernels = make_paged(pool, layout, group, scoring, fused=fused)
-        tiles = make_tiles(pool, layout, group, scoring, fused=fused)
-        self._several: Several = FlashAttention(pool, layout, num_heads, scoring.scale)
-        if tiles is not None:
-            self._several = TileAttention(tiles, layout.block_size)
+        self._kernels = make_paged(pool, layout, group, scoring, coded, fused=fused)
+        tiles = make_tiles(pool, layout, group, scoring, coded, fused=fused)
+        self._masked = None if fused else TorchAttention(pool, layout, num_heads, replace(scoring, sinks=None))
+        self._several: Several = (
+            FlashAttention(pool, layout, num_heads, scoring.scale)
+            if tiles is None
+            else TileAttention(tiles, layout.block_size)
+        )
 
     @property
     def writes_by_kernel(self) -> bool:
@@ -254,6 +261,7 @@ class CpuAttention:
         if work.singles is not None and self._kernels is not None:
             self._kernels.attend(layer, q, out, lse, work.singles)
         if work.masked is not None:
+            assert self._masked is not None
             tokens = work.masked.tokens
             out[tokens], lse[tokens] = self._masked.attend(work.masked.plan, layer, q[tokens], k, v)
         if self._kernels is None and self._scoring.sinks is not None:
@@ -261,7 +269,8 @@ class CpuAttention:
         return out, lse
 
     def _outputs(self, num_tokens: int) -> tuple[Tensor, Tensor]:
-        out = self._pool.new_empty(num_tokens, self._num_heads, self._layout.head_dim)
+        shape = num_tokens, self._num_heads, self._layout.head_dim
+        out = self._pool.new_empty(shape, dtype=self._dtype)
         return out, self._pool.new_empty(out.shape[:2], dtype=torch.float32)
 
     def _offsets(self, queries: PagedQueries, tables: np.ndarray) -> list[Tensor]:
@@ -298,6 +307,7 @@ class CpuAttention:
     def _masked_part(self, queries: PagedQueries, rows: np.ndarray, window: int | None) -> _Masked | None:
         if not len(rows):
             return None
+        assert self._masked is not None, "kernels attend to all rows"
         starts = np.zeros(len(rows) + 1, dtype=np.int32)
         np.cumsum(np.diff(queries.query_starts)[rows], out=starts[1:])
         some = PagedQueries(starts, queries.seq_lens[rows], queries.block_tables[rows])

@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 T = TypeVar("T")
@@ -71,6 +72,16 @@ class Scoring:
     # float32[layers, heads], contiguous: one more score of each query, of a key without a value ("attention sinks" of
     # gpt-oss, arXiv 2508.10925). The log-sum-exp covers it.
     sinks: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodedKv:
+    """Facts about a pool of codes of one byte that the pool itself does not hold."""
+
+    dtype: torch.dtype  # of q, of new K and V, and of the output
+    scales: Tensor | None = (
+        None  # float32[layers, 2, kv_heads], static ones of K before V; None: each token has its own
+    )
 
 
 class HostOperations(Operations, Protocol):

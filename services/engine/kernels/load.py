@@ -6,7 +6,7 @@ This module does not import numba before it knows that numba is installed.
 from torch import Tensor
 
 from kvtransfer.layout import KvLayout
-from services.engine.kernels.base import HostOperations, LatentPaged, Paged, PagedTiles, Scoring
+from services.engine.kernels.base import CodedKv, HostOperations, LatentPaged, Paged, PagedTiles, Scoring
 from services.engine.kernels.cpu.availability import why_no_kernels
 from services.engine.kernels.cpu.openmp import loaded_openmp
 from services.engine.kernels.torch_operations import TorchOperations
@@ -30,22 +30,29 @@ def make_operations(dtype: str, *, fused: bool) -> HostOperations:
     return FusedOperations(dtype)
 
 
-def make_paged(pool: Tensor, layout: KvLayout, group: int, scoring: Scoring, *, fused: bool) -> Paged | None:
-    """Makes kernels over a pool of KV blocks; None: there are none, and TorchAttention does their work."""
+def make_paged(
+    pool: Tensor, layout: KvLayout, group: int, scoring: Scoring, coded: CodedKv | None = None, *, fused: bool
+) -> Paged | None:
+    """Makes kernels over a pool of KV blocks; None: there are none, and TorchAttention does their work.
+
+    coded: of a pool of codes of one byte.
+    """
     if not fused:
         return None
     from services.engine.kernels.cpu.operations import PagedKernels
 
-    return PagedKernels(pool, layout, group, scoring)
+    return PagedKernels(pool, layout, group, scoring, coded)
 
 
-def make_tiles(pool: Tensor, layout: KvLayout, group: int, scoring: Scoring, *, fused: bool) -> PagedTiles | None:
-    """Makes a kernel for many query tokens; None: there is none, and torch does its work."""
+def make_tiles(
+    pool: Tensor, layout: KvLayout, group: int, scoring: Scoring, coded: CodedKv | None = None, *, fused: bool
+) -> PagedTiles | None:
+    """Makes a kernel for many query tokens; None: there is none, and torch does its work. coded: see `make_paged`."""
     if not fused:
         return None
     from services.engine.kernels.cpu.operations import PagedTileKernels
 
-    return PagedTileKernels(pool, layout, group, scoring)
+    return PagedTileKernels(pool, layout, group, scoring, coded)
 
 
 def make_latent(

@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TypeVar
 
 import numpy as np
@@ -17,14 +18,17 @@ from torch import Tensor
 from kvtransfer.layout import KvLayout
 from services.engine.attention.base import PagedQueries
 from services.engine.attention.tile_attention import TileAttention
-from services.engine.kernels.base import Scoring, Singles
-from services.engine.kernels.cpu import decode_attention, operations, tile_attention, tile_products
+from services.engine.kernels.base import CodedKv, Scoring, Singles
+from services.engine.kernels.cpu import decode_attention, decode_rows, operations, tile_attention, tile_products
+from services.engine.kernels.cpu.kv_forms import KvForm
 from services.engine.kernels.cpu.operations import PagedKernels, PagedTileKernels
 from services.engine.kernels.cpu.vectors import LANES
+from tests.engine.kernels import codes
 
 T = TypeVar("T")
 
 POISON = 0xFF  # four and two of these bytes are NaN as float32 and as bfloat16
+PLAIN = KvForm.PLAIN.value
 _FEW = 3  # tokens after many keys
 _SIDES = (-1, 0, 1)
 
@@ -49,6 +53,7 @@ class Heads:
     block_size: int
     softcap: float | None = None
     has_sinks: bool = False
+    form: str = PLAIN  # of the pool, a value of `KvForm`
 
 
 def beside(*borders: int) -> list[int]:
@@ -76,7 +81,7 @@ def tile_steps(heads: Heads) -> list[Step]:
 
 def single_steps(heads: Heads) -> list[Step]:
     """Lengths at borders of keys, windows at borders, after a prefix."""
-    keys, ahead = decode_attention._KEYS, decode_attention._AHEAD
+    keys, ahead = decode_attention._KEYS, decode_rows.AHEAD
     of_keys = beside(1, 2, keys, 2 * keys, ahead, heads.block_size, 2 * heads.block_size)
     whole = -(-ahead // heads.block_size) * heads.block_size
     return [
@@ -97,23 +102,44 @@ class Bench:
         dtype = operations._DTYPES[heads.dtype]
         generator = torch.Generator().manual_seed(heads.head_dim + heads.group)
         self.heads, self.scale = heads, heads.head_dim**-0.5
-        layout = KvLayout(2, kv_heads, heads.head_dim, heads.block_size, heads.dtype)
+        shape = 2, kv_heads, heads.head_dim, heads.block_size
+        layout = KvLayout(*shape, heads.dtype) if heads.form == PLAIN else codes.coded_layout(heads.form, *shape)
+        self.layout, self.static = layout, codes.static_scales(2, kv_heads)
         num_blocks = -(-length // heads.block_size)
         order = torch.randperm(num_blocks, generator=generator)
         self.kv = torch.randn(2, length, kv_heads, heads.head_dim, generator=generator).to(dtype)
         # After the queries of a token lie its keys and values, as they come from one product.
         wide = torch.randn(length, (heads.group + 2) * kv_heads, heads.head_dim, generator=generator).to(dtype)
         self.q = wide[:, : heads.group * kv_heads]
-        self.pool = torch.full(layout.shape(num_blocks), math.nan, dtype=dtype)
+        self.kv_before = self.kv  # as it was before it was rounded to codes
+        self.coded = None
+        if heads.form == PLAIN:
+            self.pool = torch.full(layout.shape(num_blocks), math.nan, dtype=dtype)
+        else:
+            self.pool = torch.full(layout.shape(num_blocks), POISON, dtype=torch.uint8)
+            self.coded = CodedKv(dtype, None if layout.token_scales else self.static)
+            self.stored = [codes.encode(kv, layout.dtype, self._static_of(plane)) for plane, kv in enumerate(self.kv)]
+            self.kv = torch.stack([codes.decode(some, layout.dtype, scale) for some, scale in self.stored])
         self.table = order.to(torch.int32)[None]
         make = PagedTileKernels if kernel == "tiles" else PagedKernels
         sinks = torch.randn(2, heads.group * kv_heads, generator=generator) if heads.has_sinks else None
         self.scoring = Scoring(self.scale, heads.softcap, sinks)
-        self.kernel = make(self.pool, layout, heads.group, self.scoring)
+        self.kernel = make(self.pool, layout, heads.group, self.scoring, self.coded)
+
+    def _static_of(self, plane: int) -> Tensor | None:
+        """The scales of layer 1 for all tokens, float32[length, kv_heads], where they are static."""
+        return None if self.layout.token_scales else self.static[1, plane].expand(self.kv_before.shape[1:3])
 
     def write(self, length: int) -> None:
         """The pool has the first tokens, and NaN behind them."""
         size = self.heads.block_size
+        if self.coded is not None:
+            self.pool.fill_(POISON)
+            for token, head, plane in product(range(length), range(self.layout.num_kv_heads), range(2)):
+                some, scale = self.stored[plane]
+                place = int(self.table[0, token // size]), head, 1, plane
+                codes.put(self.pool, self.layout, place, token % size, some[token, head], scale[token, head])
+            return
         self.pool.fill_(math.nan)
         for block, start in zip(self.table[0].tolist(), range(0, length, size), strict=False):
             some = self.kv[:, start : min(start + size, length)]
@@ -174,7 +200,7 @@ class Bench:
         """A result may be off by roundings: of weights, of itself, and of what was there before."""
         mean, expected_lse, of_absolute = self.expected(step, step.length)
         unit = 2.0**-7 if self.heads.dtype == "bfloat16" else 2.0**-18
-        error = (out.double() - mean).abs() / (mean.abs() + of_absolute)
+        error = (out.double() - mean).abs() / (mean.abs() + of_absolute).clamp_min(1e-30)  # a code may be 0
         assert error.isfinite().all(), f"not a number in {int((~error.isfinite()).sum())} of {error.numel()} results"
         assert error.max() < unit, f"off by {error.max() / unit:.3g} times the bound"
         off = (lse.double() - expected_lse).abs().max()

@@ -22,6 +22,7 @@ from tests.engine.kernels.class_process import run_as, run_emulated, runnable
 HEAD_DIMS, GROUPS = range(32, 257, 8), range(1, 9)
 _BLOCK_SIZES = (16, 8, 32, 64)  # one after the other
 _DTYPES = ("bfloat16", "float32")
+_CODED = ("int8", "e4m3", "e4m3, static scales")  # one after the other
 _OF_HEADS = ("tiles", "singles")
 KERNELS = (*_OF_HEADS, "products", "codes", "int8", "small")
 _AT_ONCE = 8  # kernels that a process compiles
@@ -37,6 +38,7 @@ class Shape:
     head_dim: int = 0
     group: int = 0
     block_size: int = 0
+    form: str = "plain"  # of the KV pool, a value of `KvForm`
 
 
 def all_shapes(isas: Iterable[str], kernels: Iterable[str] = KERNELS) -> list[Shape]:
@@ -52,7 +54,10 @@ def _shapes_of(isa: str, kernel: str, dtype: str) -> Iterator[Shape]:
         return
     for head_dim in HEAD_DIMS:
         for group in GROUPS:
-            yield Shape(isa, kernel, dtype, head_dim, group, _BLOCK_SIZES[(head_dim // 8 + group) % len(_BLOCK_SIZES)])
+            number = head_dim // 8 + group
+            heads = isa, kernel, dtype, head_dim, group, _BLOCK_SIZES[number % len(_BLOCK_SIZES)]
+            yield Shape(*heads)
+            yield Shape(*heads, _CODED[number % len(_CODED)])
 
 
 def run(shapes: list[Shape], steps: int | None, seed: int) -> list[str]:
@@ -90,8 +95,9 @@ def failures(shapes: list[Shape], steps: int | None, seed: int) -> list[str]:
     found: list[str] = []
     for shape in shapes:
         if shape.kernel in _OF_HEADS:
-            own_scoring = random.Random(f"{shape} {seed}").choice(((None, False), (0.7, True)))
-            heads = attention_shapes.Heads(shape.dtype, shape.head_dim, shape.group, shape.block_size, *own_scoring)
+            softcap, has_sinks = random.Random(f"{shape} {seed}").choice(((None, False), (0.7, True)))
+            of_heads = shape.dtype, shape.head_dim, shape.group, shape.block_size
+            heads = attention_shapes.Heads(*of_heads, softcap, has_sinks, shape.form)
             found += attention_shapes.failures(shape.kernel, heads, steps, seed)
         else:
             found += of_kernels[shape.kernel](getattr(torch, shape.dtype), steps, seed)

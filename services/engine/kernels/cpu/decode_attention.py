@@ -17,10 +17,19 @@ import numpy as np
 from numba import float32, int64
 
 from services.engine.kernels.cpu.decode_products import arithmetic_of_values, make_add_values, make_score_keys
-from services.engine.kernels.cpu.decode_softmax import hide, make_soften
+from services.engine.kernels.cpu.decode_rows import (
+    AHEAD,
+    make_decoded_rows_at,
+    make_key_at,
+    make_rows_ahead_at,
+    make_rows_at,
+    make_scale_at,
+    make_scales_at,
+)
+from services.engine.kernels.cpu.decode_softmax import clear_hidden, hide, make_soften
 from services.engine.kernels.cpu.elements import ELEMENTS
 from services.engine.kernels.cpu.exponential import LOG2_E, capped_score
-from services.engine.kernels.cpu.head_rows import clear, make_copy, make_read, make_write, padded
+from services.engine.kernels.cpu.head_rows import clear, make_read, make_write, padded
 from services.engine.kernels.cpu.intrinsics import (
     float64_of,
     float_pointer,
@@ -29,6 +38,7 @@ from services.engine.kernels.cpu.intrinsics import (
     njit,
     prefetch_scattered,
 )
+from services.engine.kernels.cpu.kv_forms import KvForm
 from services.engine.kernels.cpu.per_item import NUM_ITEMS, per_item, places
 from services.engine.kernels.cpu.register_tiles import Arithmetic, arithmetic_of
 from services.engine.kernels.cpu.tile_softmax import LOWEST
@@ -36,12 +46,9 @@ from services.engine.kernels.cpu.vectors import LANES, load_floats, spread, stor
 
 PLACES = places(
     "kv_heads q q_stride out lse tokens pool block_stride head_stride tables table_width first_keys seq_lens begun"
-    " scale cap sinks config scratch"
+    " scale cap sinks config scratch kv_scales"
 )
 _KEYS = LANES  # at a time
-# Keys and values are prefetched, a few lines at a time: the hardware follows no block table, and a burst of prefetches
-# keeps the core from other work. On an EPYC of Zen 4, 2 to 6 times 16 keys ahead took the same time within its noise.
-_AHEAD = 3 * _KEYS
 _LINE = 64  # bytes
 _LN_2 = math.log(2)
 
@@ -49,11 +56,20 @@ _LN_2 = math.log(2)
 class DecodeAttention:
     """The kernel for one dtype and shape of heads, its `config` argument, and the scratch memory that it needs."""
 
-    def __init__(self, dtype: str, head_dim: int, group: int, block_size: int, *, capped: bool = False) -> None:
-        """Compiles the kernel. capped: scores have a soft cap."""
+    def __init__(
+        self,
+        dtype: str,
+        head_dim: int,
+        group: int,
+        block_size: int,
+        *,
+        capped: bool = False,
+        form: KvForm = KvForm.PLAIN,
+    ) -> None:
+        """Compiles the kernel. dtype: of the model. capped: scores have a soft cap. form: of the pool."""
         self.config = np.zeros(1, dtype=np.uint8)
         self.scratch_bytes = _Memory(dtype, head_dim, group).bytes  # for one thread
-        self.kernel = _make_kernel(dtype, head_dim, group, block_size, capped=capped)
+        self.kernel = _make_kernel(dtype, head_dim, group, block_size, capped=capped, form=form)
 
 
 class _Memory:
@@ -74,35 +90,50 @@ class _Memory:
         self.last = self.staged + _KEYS * self.row  # the last value of an odd number
         self.zeros = self.last + self.row  # its partner
         self.following = self.zeros + self.row  # of the next item: its pool and table, first key, length
-        self.bytes = self.following + _LINE
+        self.key_scales = self.following + _LINE  # of 16 keys, where they are not read in the pool
+        self.value_scales = self.key_scales + _LINE
+        self.bytes = self.value_scales + _LINE
 
 
 @per_item
-def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int, *, capped: bool) -> Any:
+def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int, *, capped: bool, form: KvForm) -> Any:
     """Makes the kernel for one query token in each of R rows. An item is a row and a KV head.
 
     Arguments of the kernel: kv_heads; q and the elements from token to token in it; out [T, heads, head_dim] and lse,
-    float32[T, heads]; int32[R] index of each row's token in q, out and lse; pool at the layer, elements from block to
-    block and from head to head; block tables int32[R, ..] and their width; int32[R] first key, the keys before it are
-    not read; int32[R] sequence length; 1 when out and lse already hold the attention over the keys before the first,
-    else 0; scale; soft cap of the scores if the kernel is `capped`; float32[heads] sinks or 0, which are counted where
-    there is no such attention; `config`; scratch_bytes for each thread, on a 64-byte border.
+    float32[T, heads]; int32[R] index of each row's token in q, out and lse; pool at the layer, elements (of codes:
+    bytes) from block to block and from head to head; block tables int32[R, ..] and their width; int32[R] first key, the
+    keys before it are not read; int32[R] sequence length; 1 when out and lse already hold the attention over the keys
+    before the first, else 0; scale; soft cap of the scores if the kernel is `capped`; float32[heads] sinks or 0, which
+    are counted where there is no such attention; `config`; scratch_bytes for each thread, on a 64-byte border; static
+    scales of the layer, float32[2, kv_heads], if the form has these.
+
+    Codes are widened to numbers of the model's dtype in the thread's memory, 16 rows at a time, and multiplied there.
+    Their scales go into scores and weights: a product of 16 numbers for each head, not for each element.
     """
-    arg, size, memory = PLACES, ELEMENTS[dtype].size, _Memory(dtype, head_dim, group)
-    plane_bytes, thread_bytes = block_size * head_dim * size, memory.bytes
+    arg, size, memory = PLACES, form.item_bytes(dtype), _Memory(dtype, head_dim, group)
+    plane_bytes, thread_bytes = form.plane_bytes(dtype, head_dim, block_size), memory.bytes
+    has_token_scales, has_static_scales = form.has_token_scales, form is KvForm.FP8_STATIC
     queries_at, scores_at = memory.queries, memory.scores
     contiguous = block_size % _KEYS == 0
-    in_pool = contiguous and head_dim == padded(head_dim)  # 16 keys are multiplied where they lie
-    following_at, cleared_at = memory.following, memory.zeros if in_pool else memory.staged
+    in_pool = contiguous and head_dim == padded(head_dim) and not form.is_coded  # multiplied where they lie
+    is_filled = in_pool or (form.is_coded and contiguous and head_dim == padded(head_dim))  # by each 16 rows
+    following_at, cleared_at = memory.following, memory.zeros if is_filled else memory.staged
     cleared_bytes = memory.following - cleared_at
     key_at = make_key_at(head_dim * size, block_size)
-    rows_at = _make_rows_at(key_at, head_dim * size, memory, contiguous=contiguous, in_pool=in_pool)
-    rows_ahead_at = _make_rows_ahead_at(key_at, memory, contiguous=contiguous)
-    score_keys = make_score_keys(dtype, padded(head_dim), group, prefetches=contiguous)
-    soften = _make_soften(dtype, head_dim, group, memory, capped=capped)
-    add_values = _make_add_values(dtype, head_dim, group, memory, prefetches=contiguous)
+    if form.is_coded:
+        rows_at = make_decoded_rows_at(form, dtype, head_dim, block_size, memory.staged)
+    else:
+        rows_at = make_rows_at(key_at, head_dim * size, memory.staged, memory.row, contiguous, in_pool=in_pool)
+    scale_at = make_scale_at(head_dim, block_size)
+    scales_at = make_scales_at(scale_at, block_size)
+    rows_ahead_at = make_rows_ahead_at(key_at, scale_at, memory.following, contiguous=contiguous)
+    in_products = contiguous and not form.is_coded  # they prefetch
+    score_keys = make_score_keys(dtype, padded(head_dim), group, prefetches=in_products)
+    soften = _make_soften(dtype, head_dim, group, memory, capped=capped, scaled=has_token_scales)
+    add_values = _make_add_values(dtype, head_dim, group, memory, prefetches=in_products)
     begin_heads = _make_begin_heads(dtype, head_dim, group, memory)
     end_heads = _make_end_heads(dtype, head_dim, group, memory)
+    key_scales_at, value_scales_at = memory.key_scales, memory.value_scales
 
     @njit
     def note_following(a: Any, item: int, memory: int) -> None:
@@ -128,87 +159,54 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int, *, capp
         memory = a[arg.scratch] + thread * thread_bytes
         clear(memory + cleared_at, cleared_bytes)
         note_following(a, item, memory)
-        begin_heads(a, token, head, a[arg.begun] != 0 and begin > 0, memory)
+        value_scale, key_scales, value_scales = float32(1), int64(0), int64(0)
+        if has_static_scales:
+            scale *= float_pointer(a[arg.kv_scales])[head]
+            value_scale = float_pointer(a[arg.kv_scales])[kv_heads + head]
+        begin_heads(a, token, head, a[arg.begun] != 0 and begin > 0, value_scale, memory)
         start = begin // _KEYS * _KEYS if contiguous else begin  # no block before that of the first key is read
         for first in range(start, length + _KEYS, _KEYS):
-            ahead = rows_ahead_at(pool, block_stride, table, first + _AHEAD, length, memory)
+            ahead, scales_ahead = rows_ahead_at(pool, block_stride, table, first + AHEAD, length, memory)
+            if has_token_scales:
+                prefetch_scattered(scales_ahead)
+                prefetch_scattered(scales_ahead + plane_bytes)
             if first < length:
-                keys = rows_at(pool, block_stride, table, first, length, memory)
+                keys = rows_at(pool, block_stride, table, first, length, ahead, memory)
                 score_keys(keys, memory + queries_at, memory + scores_at, ahead)
             if first > start:
                 earlier = first - _KEYS
-                values = rows_at(pool + plane_bytes, block_stride, table, earlier, length, memory)
+                values = rows_at(pool + plane_bytes, block_stride, table, earlier, length, ahead + plane_bytes, memory)
                 add_values(values, min(int64(_KEYS), length - earlier), ahead + plane_bytes, memory)
             if first < length:
-                soften(begin - first, length - first, scale, cap, memory)
-        end_heads(a, token, head, memory)
+                if has_token_scales:
+                    place = (block_stride, table, first, length)
+                    key_scales = scales_at(pool, place, memory + key_scales_at)
+                    value_scales = scales_at(pool + plane_bytes, place, memory + value_scales_at)
+                soften(begin - first, length - first, scale, cap, key_scales, value_scales, memory)
+        end_heads(a, token, head, value_scale, memory)
 
     return work
 
 
-def _make_rows_at(key_at: Any, key_bytes: int, memory: _Memory, *, contiguous: bool, in_pool: bool) -> Any:
-    copy, staged_at, staged_row = make_copy(key_bytes), memory.staged, memory.row
-
-    @njit
-    def rows_at(pool: int, block_stride: int, table: Any, first: int, length: int, memory: int) -> int:
-        """Returns the address of 16 keys, or of values if the pool begins at a value.
-
-        Where rows are not contiguous or not padded in the pool, it copies those before the length.
-        """
-        if in_pool:
-            return key_at(pool, block_stride, table, first)
-        for k in range(first, min(first + _KEYS, length)):
-            copy(key_at(pool, block_stride, table, k), memory + staged_at + (k - first) * staged_row)
-            if not contiguous and k + _AHEAD < length:
-                ahead = key_at(pool, block_stride, table, k + _AHEAD)
-                for line in range(0, key_bytes, _LINE):
-                    prefetch_scattered(ahead + line)
-        return memory + staged_at
-
-    return rows_at
-
-
-def _make_rows_ahead_at(key_at: Any, memory: _Memory, *, contiguous: bool) -> Any:
-    following_at = memory.following
-
-    @njit
-    def rows_ahead_at(pool: int, block_stride: int, table: Any, later: int, length: int, memory: int) -> int:
-        """Returns the address of 16 keys to be prefetched, of this item or of the next one."""
-        if not contiguous:
-            return 0  # nobody prefetches there: `rows_at` does it
-        if later < length:
-            return key_at(pool, block_stride, table, later)
-        following = long_pointer(memory + following_at)
-        own = following[2] // _KEYS * _KEYS + later - (length + _KEYS - 1) // _KEYS * _KEYS
-        own = min(own, (following[3] - 1) // _KEYS * _KEYS)
-        return key_at(following[0], block_stride, int_pointer(following[1]), own)
-
-    return rows_ahead_at
-
-
-def make_key_at(key_bytes: int, block_size: int) -> Any:
-    """Makes a function that returns the address of a key. Its arguments: address of the head's keys in the first block;
-    bytes from block to block; the block table's row; the key.
-    """
-
-    @njit
-    def key_at(pool: int, block_stride: int, table: Any, k: int) -> int:
-        return pool + int64(table[k // block_size]) * block_stride + k % block_size * key_bytes
-
-    return key_at
-
-
-def _make_soften(dtype: str, head_dim: int, group: int, memory: _Memory, *, capped: bool) -> Any:
-    soften_head = make_soften(padded(head_dim), as_pairs=arithmetic_of(dtype) is Arithmetic.PAIRS)
+def _make_soften(dtype: str, head_dim: int, group: int, memory: _Memory, *, capped: bool, scaled: bool) -> Any:
+    as_pairs = arithmetic_of(dtype) is Arithmetic.PAIRS
+    soften_head = make_soften(padded(head_dim), as_pairs=as_pairs, scaled=scaled)
+    value_scales_at = memory.value_scales
     sums_bytes = padded(head_dim) * 4
     scores_at, references_at, totals_at, sums_at = memory.scores, memory.references, memory.totals, memory.sums
     weights_at = memory.weights
 
     @njit
-    def soften(begin: int, end: int, scale: float, cap: float, memory: int) -> None:
+    def soften(begin: int, end: int, scale: float, cap: float, key_scales: int, value_scales: int, memory: int) -> None:
         """Writes the weights of 16 keys, of which those before `begin` and from `end` on are hidden."""
+        if scaled and (begin > 0 or end < LANES):  # what is hidden may have any scale, and a weight of 0
+            store_floats(memory + value_scales_at, load_floats(value_scales))
+            value_scales = memory + value_scales_at
+            clear_hidden(value_scales, begin, end)
         for g in range(group):
             scores = memory + scores_at + g * _LINE
+            if scaled:
+                store_floats(scores, load_floats(scores) * load_floats(key_scales))
             if capped:
                 store_floats(scores, capped_score(load_floats(scores), spread(scale), spread(cap)))
             hide(scores, begin, end)
@@ -219,6 +217,7 @@ def _make_soften(dtype: str, head_dim: int, group: int, memory: _Memory, *, capp
                 memory + totals_at + g * _LINE,
                 memory + sums_at + g * sums_bytes,
                 memory + weights_at + g * _LINE,
+                value_scales,
             )
 
     return soften
@@ -251,10 +250,10 @@ def _make_begin_heads(dtype: str, head_dim: int, group: int, memory: _Memory) ->
     read = make_read(ELEMENTS[dtype], head_dim, as_pairs=arithmetic_of(dtype) is Arithmetic.PAIRS)
     read_floats = make_read(ELEMENTS[dtype], head_dim, as_pairs=False)
 
-    @njit
-    def begin_heads(a: Any, token: int, head: int, begun: bool, memory: int) -> None:
+    @njit(error_model="numpy")
+    def begin_heads(a: Any, token: int, head: int, begun: bool, value_scale: float, memory: int) -> None:
         """Writes queries, sums, totals and references; the latter three continue earlier attention if `begun`, and
-        begin with the sinks if not.
+        begin with the sinks if not. Sums are smaller than results by the value scale.
         """
         clear(memory, group * query_bytes)
         clear(memory + sums_at, group * depth * 4)
@@ -273,7 +272,7 @@ def _make_begin_heads(dtype: str, head_dim: int, group: int, memory: _Memory) ->
                 read_floats(a[arg.out] + (first_head + g) * head_dim * size, memory + result_at)
                 for line in range(0, depth * 4, _LINE):
                     at = memory + sums_at + g * sums_bytes + line
-                    store_floats(at, load_floats(memory + result_at + line))
+                    store_floats(at, load_floats(memory + result_at + line) * spread(float32(1) / value_scale))
 
     return begin_heads
 
@@ -284,11 +283,11 @@ def _make_end_heads(dtype: str, head_dim: int, group: int, memory: _Memory) -> A
     write = make_write(ELEMENTS[dtype], head_dim)
 
     @njit(error_model="numpy")
-    def end_heads(a: Any, token: int, head: int, memory: int) -> None:
+    def end_heads(a: Any, token: int, head: int, value_scale: float, memory: int) -> None:
         first_head = (token * a[arg.kv_heads] + head) * group
         for g in range(group):
             total = sum_of_lanes(load_floats(memory + totals_at + g * _LINE))
-            factor = spread(float32(1) / total)
+            factor = spread(value_scale / total)
             for line in range(0, depth * 4, _LINE):
                 at = memory + sums_at + g * sums_bytes + line
                 store_floats(memory + result_at + line, load_floats(at) * factor)

@@ -35,11 +35,19 @@ def hide(scores: int, begin: int, end: int) -> None:
         store_floats(scores, where_above(spread(float32(begin)), lane_numbers(), spread(HIDDEN), seen))
 
 
-def make_soften(depth: int, *, as_pairs: bool) -> Any:
+@njit
+def clear_hidden(values: int, begin: int, end: int) -> None:
+    """Sets, of 16 values, those before `begin` and from `end` on to 0."""
+    seen = where_above(spread(float32(end)), lane_numbers(), load_floats(values), spread(float32(0)))
+    store_floats(values, where_above(spread(float32(begin)), lane_numbers(), spread(float32(0)), seen))
+
+
+def make_soften(depth: int, *, as_pairs: bool, scaled: bool = False) -> Any:
     """Makes a function that kernels call for one head and 16 keys.
 
     Its arguments: address of the scores; scale; pointer to the head's reference; addresses of 16 partial totals, of the
-    sums, float32[depth], and of the weights that it writes, bfloat16 with `as_pairs`, else float32.
+    sums, float32[depth], and of the weights that it writes, bfloat16 with `as_pairs`, else float32; address of 16
+    scales of values, by which the weights are multiplied if they are `scaled`, but not the totals.
     """
 
     @njit
@@ -53,7 +61,7 @@ def make_soften(depth: int, *, as_pairs: bool) -> Any:
         reference[0] = higher
 
     @njit
-    def soften(at: int, scale: float, reference: Any, total: int, sums: int, weights: int) -> None:
+    def soften(at: int, scale: float, reference: Any, total: int, sums: int, weights: int, value_scales: int) -> None:
         scores = load_floats(at)
         exponent = multiply_add(scores, spread(scale), spread(-reference[0]))
         if any_above(exponent, spread(GROWTH)):
@@ -61,10 +69,10 @@ def make_soften(depth: int, *, as_pairs: bool) -> Any:
             exponent = multiply_add(scores, spread(scale), spread(-reference[0]))
         if as_pairs:
             weight = exp2_for_bfloat16(exponent)
-            store_cut(weights, round_half_up(weight))
+            store_cut(weights, round_half_up(weight * load_floats(value_scales) if scaled else weight))
         else:
             weight = exp2(exponent)
-            store_floats(weights, weight)
+            store_floats(weights, weight * load_floats(value_scales) if scaled else weight)
         store_floats(total, load_floats(total) + weight)
 
     return soften

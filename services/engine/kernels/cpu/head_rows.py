@@ -5,10 +5,11 @@ In the working memory a row consists of 32-bit words, padded to whole vectors. A
 
 from typing import Any
 
-from numba import int64
+from numba import float32, int64
 
 from services.engine.kernels.cpu.elements import ELEMENTS, Element
 from services.engine.kernels.cpu.intrinsics import float_pointer, half_pointer, njit
+from services.engine.kernels.cpu.kv_forms import KvForm, make_decode
 from services.engine.kernels.cpu.vectors import LANES, load_floats, spread, store_floats
 
 _LINE = 64  # bytes
@@ -79,13 +80,17 @@ def make_write(element: Element, head_dim: int) -> Any:
     return write
 
 
-def make_read_rows(dtype: str, head_dim: int, block_size: int, *, as_pairs: bool) -> Any:
+def make_read_rows(dtype: str, head_dim: int, block_size: int, *, as_pairs: bool, form: KvForm = KvForm.PLAIN) -> Any:
     """Makes a function that kernels call.
 
     Its arguments: address of a head's keys, or values, in the first block; elements from block to block; the block
     table's row; first key, and how many keys; the address to which it writes one row of words after the other, padded
     with zeros.
+
+    form: of the pool. Codes are multiplied by their token's scale, but not by a static one.
     """
+    if form.is_coded:
+        return _make_decode_rows(dtype, head_dim, block_size, form, as_pairs=as_pairs)
     element = ELEMENTS[dtype]
     read, size = make_read(element, head_dim, as_pairs=as_pairs), element.size
     word_size = 2 if as_pairs else 4
@@ -97,6 +102,24 @@ def make_read_rows(dtype: str, head_dim: int, block_size: int, *, as_pairs: bool
             source = pool + (int64(table[k // block_size]) * block_stride + k % block_size * head_dim) * size
             clear(target + pad_at, row_bytes - pad_at)
             read(source, target)
+            target += row_bytes
+
+    return read_rows
+
+
+def _make_decode_rows(dtype: str, head_dim: int, block_size: int, form: KvForm, *, as_pairs: bool) -> Any:
+    has_scales = form.has_token_scales
+    decode = make_decode(form, head_dim, dtype if as_pairs else "float32", scaled=has_scales)
+    word_size, codes_bytes = 2 if as_pairs else 4, block_size * head_dim
+    row_bytes, pad_at = padded(head_dim) * word_size, head_dim * word_size // _LINE * _LINE
+
+    @njit
+    def read_rows(pool: int, block_stride: int, table: Any, first: int, count: int, target: int) -> None:
+        for k in range(first, first + count):
+            plane, position = pool + int64(table[k // block_size]) * block_stride, k % block_size
+            scale = float_pointer(plane + codes_bytes)[position] if has_scales else float32(1)
+            clear(target + pad_at, row_bytes - pad_at)
+            decode(plane + position * head_dim, scale, target)
             target += row_bytes
 
     return read_rows

@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 
 from kvtransfer.layout import KvLayout
-from services.engine.kernels.base import Rows, Scoring, Singles, Tiles
+from services.engine.kernels.base import CodedKv, Rows, Scoring, Singles, Tiles
 from services.engine.kernels.cpu import small
 from services.engine.kernels.cpu.amx import decode_attention as amx_decode
 from services.engine.kernels.cpu.amx.decode_attention import AmxDecodeAttention
 from services.engine.kernels.cpu.decode_attention import DecodeAttention
 from services.engine.kernels.cpu.exponential import LOG2_E
 from services.engine.kernels.cpu.intrinsics import ISA
+from services.engine.kernels.cpu.kv_forms import KvForm, form_of
+from services.engine.kernels.cpu.store_codes import make_store_codes
 from services.engine.kernels.cpu.team import Kernel, float_argument, the_team
 from services.engine.kernels.cpu.tile_attention import TileAttentionKernel
 
@@ -149,24 +151,41 @@ class _ScoringArguments:
         return (*self._numbers, 0 if self._sinks is None else self._sinks[0] + layer * self._sinks[1])
 
 
+class _StaticScales:
+    """Static scales of K and V as kernels take them."""
+
+    def __init__(self, coded: CodedKv | None) -> None:
+        self._scales = None if coded is None else coded.scales
+        assert self._scales is None or self._scales.is_contiguous()
+
+    def of_layer(self, layer: int) -> int:
+        """Returns the address of the layer's scales; 0: there are none."""
+        return 0 if self._scales is None else self._scales[layer].data_ptr()
+
+
 class PagedKernels:
     """`Paged` by compiled kernels."""
 
-    def __init__(self, pool: Tensor, layout: KvLayout, group: int, scoring: Scoring) -> None:
+    def __init__(
+        self, pool: Tensor, layout: KvLayout, group: int, scoring: Scoring, coded: CodedKv | None = None
+    ) -> None:
         self._team = the_team()
         self._pool = pool
         self._layout = layout
         self._scoring = _ScoringArguments(scoring)
-        self._store = _compiled("make_store_kv", layout.dtype)
+        self._kv_scales = _StaticScales(coded)
+        dtype, form = _dtype_of(layout, coded), form_of(layout)
+        self._is_coded = form.is_coded
+        self._store = _compiled_store(dtype, form) if form.is_coded else _compiled("make_store_kv", dtype)
         by_amx = _decodes_by_amx(layout, group)
-        shape = layout.dtype, layout.head_dim, group, layout.block_size
-        self._attention = _compiled_decode(*shape, capped=scoring.softcap is not None, by_amx=by_amx)
+        shape = dtype, layout.head_dim, group, layout.block_size
+        self._attention = _compiled_decode(*shape, form, capped=scoring.softcap is not None, by_amx=by_amx)
         self._scratch = np.empty(self._team.max_threads * self._attention.scratch_bytes + 64, dtype=np.uint8)
 
     def store(self, layer: int, offsets: Tensor, k: Tensor, v: Tensor) -> None:
         """See `Paged.store`."""
         layout, pool = self._layout, self._pool
-        plane = layout.block_size * layout.head_dim
+        of_codes = (pool.stride(0), layout.block_size, self._kv_scales.of_layer(layer)) if self._is_coded else ()
         self._team.run(
             self._store,
             len(k),
@@ -178,7 +197,8 @@ class PagedKernels:
             _at_layer(pool, layout, layer),
             offsets.data_ptr(),
             pool.stride(1),
-            plane,
+            layout.plane_bytes // pool.itemsize,
+            *of_codes,
         )
 
     def attend(self, layer: int, q: Tensor, out: Tensor, lse: Tensor, singles: Singles) -> None:
@@ -204,18 +224,27 @@ class PagedKernels:
             *self._scoring.of_layer(layer),
             self._attention.config.ctypes.data,
             _on_border(self._scratch),
+            self._kv_scales.of_layer(layer),
         )
 
 
 class _TileKernel:
     """The tile kernel over one pool, with the arguments that are the same in each call."""
 
-    def __init__(self, pool: Tensor, layout: KvLayout, attention: TileAttentionKernel, scoring: Scoring) -> None:
+    def __init__(
+        self,
+        pool: Tensor,
+        layout: KvLayout,
+        attention: TileAttentionKernel,
+        scoring: Scoring,
+        coded: CodedKv | None = None,
+    ) -> None:
         self._team = the_team()
         self._pool = pool
         self._layout = layout
         self._attention = attention
         self._scoring = _ScoringArguments(scoring)
+        self._kv_scales = _StaticScales(coded)
         self._scratch = np.empty(self._team.max_threads * attention.scratch_bytes + 64, dtype=np.uint8)
 
     def attend(
@@ -255,6 +284,7 @@ class _TileKernel:
             _on_border(self._scratch),
             0 if rope is None else rope.data_ptr(),
             0 if rope is None else rope.stride(0),
+            self._kv_scales.of_layer(layer),
             at_a_time=at_a_time,
         )
 
@@ -262,10 +292,12 @@ class _TileKernel:
 class PagedTileKernels:
     """`PagedTiles` by a compiled kernel."""
 
-    def __init__(self, pool: Tensor, layout: KvLayout, group: int, scoring: Scoring) -> None:
-        shape = layout.dtype, layout.head_dim, group, layout.block_size
-        attention = _compiled_tiles(*shape, capped=scoring.softcap is not None)
-        self._tiles = _TileKernel(pool, layout, attention, scoring)
+    def __init__(
+        self, pool: Tensor, layout: KvLayout, group: int, scoring: Scoring, coded: CodedKv | None = None
+    ) -> None:
+        shape = _dtype_of(layout, coded), layout.head_dim, group, layout.block_size
+        attention = _compiled_tiles(*shape, capped=scoring.softcap is not None, form=form_of(layout))
+        self._tiles = _TileKernel(pool, layout, attention, scoring, coded)
         self.max_tokens = attention.max_tokens
 
     def attend(self, layer: int, q: Tensor, out: Tensor, lse: Tensor, tiles: Tiles, tables: Tensor) -> None:
@@ -331,7 +363,12 @@ def _on_border(scratch: np.ndarray) -> int:
 
 def _at_layer(pool: Tensor, layout: KvLayout, layer: int) -> int:
     """Returns the address of the layer's K in the first head of the first block."""
-    return pool.data_ptr() + layout.num_planes * layer * layout.block_size * layout.head_dim * pool.itemsize
+    return pool.data_ptr() + layout.num_planes * layer * layout.plane_bytes
+
+
+def _dtype_of(layout: KvLayout, coded: CodedKv | None) -> str:
+    """Returns the dtype of the model over the pool."""
+    return layout.dtype if coded is None else str(coded.dtype).removeprefix("torch.")
 
 
 @cache
@@ -340,15 +377,28 @@ def _compiled(maker: str, dtype: str, **kind: str | bool) -> Kernel:
 
 
 @cache
+def _compiled_store(dtype: str, form: KvForm) -> Kernel:
+    return make_store_codes(dtype, form)
+
+
+@cache
 def _compiled_decode(
-    dtype: str, head_dim: int, group: int, block_size: int, *, capped: bool, by_amx: bool
+    dtype: str, head_dim: int, group: int, block_size: int, form: KvForm, *, capped: bool, by_amx: bool
 ) -> DecodeAttention:
-    make: type[DecodeAttention] = AmxDecodeAttention if by_amx else DecodeAttention
-    return make(dtype, head_dim, group, block_size, capped=capped)
+    if by_amx:
+        return AmxDecodeAttention(dtype, head_dim, group, block_size, capped=capped)
+    return DecodeAttention(dtype, head_dim, group, block_size, capped=capped, form=form)
 
 
 @cache
 def _compiled_tiles(
-    dtype: str, head_dim: int, group: int, block_size: int, rope_dim: int = 0, *, capped: bool = False
+    dtype: str,
+    head_dim: int,
+    group: int,
+    block_size: int,
+    rope_dim: int = 0,
+    *,
+    capped: bool = False,
+    form: KvForm = KvForm.PLAIN,
 ) -> TileAttentionKernel:
-    return TileAttentionKernel(dtype, head_dim, group, block_size, rope_dim, capped=capped)
+    return TileAttentionKernel(dtype, head_dim, group, block_size, rope_dim, capped=capped, form=form)

@@ -24,6 +24,7 @@ from services.engine.kernels.cpu.elements import ELEMENTS
 from services.engine.kernels.cpu.exponential import LOG2_E
 from services.engine.kernels.cpu.head_rows import clear, make_read, make_read_rows, make_write, padded
 from services.engine.kernels.cpu.intrinsics import ISA, float64_of, float_pointer, int_pointer, njit
+from services.engine.kernels.cpu.kv_forms import KvForm
 from services.engine.kernels.cpu.per_item import NUM_ITEMS, per_item, places
 from services.engine.kernels.cpu.register_tiles import Arithmetic, arithmetic_of
 from services.engine.kernels.cpu.tile_products import QUERIES, TileProducts, latent_products, register_products
@@ -48,21 +49,30 @@ class TileAttentionKernel:
     """The kernel for one dtype and shape of heads, its `config` argument, and the scratch memory that it needs."""
 
     def __init__(
-        self, dtype: str, head_dim: int, group: int, block_size: int, rope_dim: int = 0, *, capped: bool = False
+        self,
+        dtype: str,
+        head_dim: int,
+        group: int,
+        block_size: int,
+        rope_dim: int = 0,
+        *,
+        capped: bool = False,
+        form: KvForm = KvForm.PLAIN,
     ) -> None:
-        """Compiles the kernel. group: query heads of a KV head, at most the rows of a tile, but of latents any number.
+        """Compiles the kernel. dtype: of the model. group: query heads of a KV head, at most the rows of a tile, but of
+        latents any number.
 
         rope_dim: 0: K and V have planes of their own. Else they are latents of head_dim numbers, followed by rope_dim
         numbers of K alone; the query has head_dim numbers for the former, and elsewhere rope_dim for the latter.
-        capped: scores have a soft cap.
+        capped: scores have a soft cap. form: of the pool; latents are PLAIN.
         """
-        products = _make_products(dtype, head_dim, block_size, group, rope_dim)
+        products = _make_products(dtype, head_dim, block_size, group, rope_dim, form)
         assert group <= products.max_rows
         assert _CHUNK % products.key_step == 0
         self.config = products.config
         self.max_tokens = products.max_rows // group  # of one tile
         self.scratch_bytes = _memory_of(dtype, head_dim, rope_dim, products).bytes  # for one thread
-        self.kernel = _make_kernel(dtype, head_dim, group, block_size, rope_dim, capped=capped)
+        self.kernel = _make_kernel(dtype, head_dim, group, block_size, rope_dim, capped=capped, form=form)
 
 
 class _Memory:
@@ -85,7 +95,7 @@ class _Memory:
 
 _ARG = places(
     "kv_heads q q_stride out lse tokens limits starts rows first_keys tables table_width pool block_stride head_stride"
-    " begun window scale cap sinks config scratch rope rope_stride"
+    " begun window scale cap sinks config scratch rope rope_stride kv_scales"
 )
 
 
@@ -93,18 +103,23 @@ def _memory_of(dtype: str, head_dim: int, rope_dim: int, products: TileProducts)
     return _Memory(dtype, products.max_rows, products.segment, head_dim + rope_dim, head_dim)
 
 
-def _make_products(dtype: str, head_dim: int, block_size: int, group: int = 1, rope_dim: int = 0) -> TileProducts:
+def _make_products(
+    dtype: str, head_dim: int, block_size: int, group: int = 1, rope_dim: int = 0, form: KvForm = KvForm.PLAIN
+) -> TileProducts:
     as_pairs = arithmetic_of(dtype) is Arithmetic.PAIRS
+    assert not (rope_dim and form.is_coded), "latents have no codes"
     if rope_dim:
         return latent_products(head_dim, rope_dim, group, as_pairs=as_pairs)
-    read_rows = make_read_rows(dtype, head_dim, block_size, as_pairs=as_pairs)
+    read_rows = make_read_rows(dtype, head_dim, block_size, as_pairs=as_pairs, form=form)
     if ISA.has_amx and as_pairs:
         return amx_products(head_dim, read_rows)
     return register_products(head_dim, read_rows, as_pairs=as_pairs)
 
 
 @per_item
-def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int, rope_dim: int, *, capped: bool) -> Any:
+def _make_kernel(
+    dtype: str, head_dim: int, group: int, block_size: int, rope_dim: int, *, capped: bool, form: KvForm
+) -> Any:
     """Makes the kernel for N tiles; `TileAttentionKernel` explains its parameters.
 
     Arguments of the kernel, by their names in `_ARG`. M: tokens of all tiles, one tile after the other.
@@ -116,20 +131,23 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int, rope_di
         starts                      int32[N + 1]: where each tile's tokens begin
         rows, first_keys            int32[N], int32[N]: row of `tables`; first key, a multiple of block_size
         tables, table_width         block tables, int32[R, table_width]
-        pool                        at the layer; block_stride, head_stride: elements from block to block, head to head
+        pool                        at the layer; block_stride, head_stride: elements (of codes: bytes) from block to
+                                    block, head to head
         begun                       1: out and lse hold the attention over the keys before the first one; else 0
         window                      how many keys a token sees at most; 0: all
         cap                         soft cap of the scores, if the kernel is `capped`
         sinks                       float32[heads], counted where no attention is `begun`; 0: none
         scratch                     scratch_bytes for each thread, on a 64-byte border
         rope, rope_stride           of latents: [T, heads, rope_dim], elements from token to token; else 0
+        kv_scales                   static scales of the layer, float32[2, kv_heads], if the form has these; else 0
     """
     as_pairs, key_dim = arithmetic_of(dtype) is Arithmetic.PAIRS, head_dim + rope_dim
-    products = _make_products(dtype, head_dim, block_size, group, rope_dim)
-    read_rows = make_read_rows(dtype, key_dim, block_size, as_pairs=as_pairs)
-    arg, size, segment = _ARG, ELEMENTS[dtype].size, products.segment
+    products = _make_products(dtype, head_dim, block_size, group, rope_dim, form)
+    read_rows = make_read_rows(dtype, key_dim, block_size, as_pairs=as_pairs, form=form)
+    arg, size, segment = _ARG, form.item_bytes(dtype), products.segment
     memory = _memory_of(dtype, head_dim, rope_dim, products)
-    plane, row_bytes, key_step = block_size * head_dim, memory.row, products.key_step
+    plane_bytes, row_bytes, key_step = form.plane_bytes(dtype, head_dim, block_size), memory.row, products.key_step
+    static_scales = _make_static_scales(form)
     sums_bytes, queries_bytes = padded(head_dim) * _ROW_BYTES, row_bytes // 4 * _ROW_BYTES  # for 32 queries
     thread_bytes = memory.bytes
     queries_at, keys_at, values_at = memory.queries, memory.keys, memory.values
@@ -148,7 +166,7 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int, rope_di
     soften = make_soften(head_dim, as_pairs=as_pairs)
 
     @njit
-    def begin_rows(a: Any, first_row: int, last_row: int, head: int, begun: bool, memory: int) -> int:
+    def begin_rows(a: Any, first_row: int, last_row: int, head: int, begun: bool, v_scale: float, memory: int) -> int:
         """Prepares all queries of the tile. Returns the highest limit."""
         spans, end = int_pointer(memory + spans_at), int64(0)
         for i in range((last_row - first_row + QUERIES - 1) // QUERIES * 2):
@@ -158,6 +176,7 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int, rope_di
                 last_row,
                 head,
                 begun,
+                v_scale,
                 memory + queries_at + i // 2 * queries_bytes + i % 2 * _LINE,
                 memory + states_at + i * STATE_BYTES,
                 memory + i // 2 * sums_bytes + i % 2 * _LINE,
@@ -205,10 +224,11 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int, rope_di
 
     @njit
     def work(a: Any, item: int, thread: int) -> None:
-        kv_heads, scale = a[arg.kv_heads], spread(float32(float64_of(a[arg.scale])))
-        cap = spread(float32(float64_of(a[arg.cap])))
+        kv_heads, cap = a[arg.kv_heads], spread(float32(float64_of(a[arg.cap])))
         num_tiles = a[NUM_ITEMS] // kv_heads
         tile, head = num_tiles - 1 - item // kv_heads, item % kv_heads  # a row's last tokens, which see most, first
+        k_scale, v_scale = static_scales(a, head)
+        scale = spread(float32(float64_of(a[arg.scale])) * k_scale)
         starts = int_pointer(a[arg.starts])
         first_row, last_row = int64(starts[tile]) * group, int64(starts[tile + 1]) * group
         num_pairs = (last_row - first_row + QUERIES - 1) // QUERIES
@@ -216,12 +236,12 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int, rope_di
         begin = int64(int_pointer(a[arg.first_keys])[tile])
         keys = a[arg.pool] + head * a[arg.head_stride] * size
         memory = a[arg.scratch] + thread * thread_bytes
-        end = begin_rows(a, first_row, last_row, head, a[arg.begun] != 0 and begin > 0, memory)
+        end = begin_rows(a, first_row, last_row, head, a[arg.begun] != 0 and begin > 0, v_scale, memory)
         begin_products(memory + saved_at, a[arg.config])
         for first in range(begin, end, segment):
             count = min(segment, end - first)
             read_rows(keys, a[arg.block_stride], table, first, count, memory + keys_at)
-            place = (keys + plane * size, a[arg.block_stride], table, first, count)
+            place = (keys + plane_bytes, a[arg.block_stride], table, first, count)
             read_values(place, memory + keys_at, memory + staged_at, memory + values_at)
             attend_segment(num_pairs, first, count, a[arg.window], scale, cap, memory)
         end_products(memory + saved_at, a[arg.config])
@@ -231,12 +251,27 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int, rope_di
                 first_row + i * LANES,
                 last_row,
                 head,
+                v_scale,
                 memory + states_at + i * STATE_BYTES,
                 memory + i // 2 * sums_bytes + i % 2 * _LINE,
                 memory + staged_at,
             )
 
     return work
+
+
+def _make_static_scales(form: KvForm) -> Any:
+    """Makes a function that returns a head's static scales of K and of V, or 1."""
+    arg, is_static = _ARG, form is KvForm.FP8_STATIC
+
+    @njit
+    def static_scales(a: Any, head: int) -> tuple[float, float]:
+        if not is_static:
+            return float32(1), float32(1)
+        scales = float_pointer(a[arg.kv_scales])
+        return scales[head], scales[a[arg.kv_heads] + head]
+
+    return static_scales
 
 
 def _make_read_values(read: Any, *, is_latent: bool) -> Any:
@@ -278,11 +313,23 @@ def _make_begin_queries(dtype: str, head_dim: int, group: int, rope_dim: int, *,
     read_rope, word_size = make_read(element, rope_dim, as_pairs=as_pairs), 2 if as_pairs else 4
     size, row_bytes = element.size, padded(head_dim + rope_dim) * word_size
 
-    @njit
+    @njit(error_model="numpy")
     def begin_queries(
-        a: Any, row: int, last_row: int, head: int, begun: bool, queries: int, state: int, sums: int, staged: int
+        a: Any,
+        row: int,
+        last_row: int,
+        head: int,
+        begun: bool,
+        value_scale: float,
+        queries: int,
+        state: int,
+        sums: int,
+        staged: int,
     ) -> tuple[int, int]:
-        """Prepares 16 queries from `row` on. Returns their lowest and highest limit; (.., 0): there are no queries."""
+        """Prepares 16 queries from `row` on. Returns their lowest and highest limit; (.., 0): there are no queries.
+
+        Sums are smaller than results by the value scale.
+        """
         tokens, limits, kv_heads = int_pointer(a[arg.tokens]), int_pointer(a[arg.limits]), a[arg.kv_heads]
         lowest, highest = int64(1 << 30), int64(0)
         clear(staged, LANES * row_bytes)
@@ -316,6 +363,8 @@ def _make_begin_queries(dtype: str, head_dim: int, group: int, rope_dim: int, *,
                 read_floats(a[arg.out] + query * head_dim * size, staged + lane * depth * 4)
                 float_pointer(state)[lane] = float_pointer(a[arg.lse])[query] * float32(LOG2_E)
                 float_pointer(state + TOTAL)[lane] = float32(1)
+            for at in range(staged, staged + LANES * depth * 4, _LINE):
+                store_floats(at, load_floats(at) * spread(float32(1) / value_scale))
             for d in range(0, depth, LANES):
                 transpose(staged + d * 4, depth * 4, sums + d * _ROW_BYTES, _ROW_BYTES)
         return lowest, highest if row < last_row else int64(0)
@@ -328,9 +377,11 @@ def _make_end_queries(dtype: str, head_dim: int, group: int) -> Any:
     write, size = make_write(element, head_dim), element.size
 
     @njit(error_model="numpy")
-    def end_queries(a: Any, row: int, last_row: int, head: int, state: int, sums: int, staged: int) -> None:
+    def end_queries(
+        a: Any, row: int, last_row: int, head: int, value_scale: float, state: int, sums: int, staged: int
+    ) -> None:
         tokens, kv_heads = int_pointer(a[arg.tokens]), a[arg.kv_heads]
-        factor = divide(spread(float32(1)), load_floats(state + TOTAL))
+        factor = divide(spread(value_scale), load_floats(state + TOTAL))
         for d in range(depth):
             store_floats(sums + d * _ROW_BYTES, load_floats(sums + d * _ROW_BYTES) * factor)
         for d in range(0, depth, LANES):

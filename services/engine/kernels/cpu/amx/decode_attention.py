@@ -18,7 +18,8 @@ from numba import float32, int64
 
 from services.engine.kernels.cpu.amx import tiles as amx
 from services.engine.kernels.cpu.amx.decode_sums import Sums, make_add_values, make_get, make_put
-from services.engine.kernels.cpu.decode_attention import PLACES, DecodeAttention, make_key_at
+from services.engine.kernels.cpu.decode_attention import PLACES, DecodeAttention
+from services.engine.kernels.cpu.decode_rows import make_key_at
 from services.engine.kernels.cpu.decode_softmax import hide
 from services.engine.kernels.cpu.exponential import LOG2_E, capped_score, exp2, exp2_for_bfloat16
 from services.engine.kernels.cpu.head_rows import clear
