@@ -56,6 +56,18 @@ _PARTS = {
         "a decode step beside streams to gateways, submits of long prompts and publishing",
         (("batch", 256, "sequences"), ("steps", 300, "steps of each round"), ("rounds", 2, "rounds of each kind")),
     ),
+    "kv": _Part(
+        "attention of a decode step over KV in bfloat16, int8 and e4m3, in turns; of another class: BATON_CPU_ISA",
+        (
+            ("rows", 64, "sequences"),
+            ("tokens", 600, "of each"),
+            ("layers", 12, "of the model"),
+            ("kv-heads", 4, "of a layer"),
+            ("head-dim", 64, "of a head"),
+            ("group", 3, "query heads of a KV head"),
+            ("rounds", 5, "rounds, of which the median counts"),
+        ),
+    ),
     "latent": _Part(
         "attention of a decode step over latents, beside K and V of as many heads: time, and KV bytes by the plan",
         (
