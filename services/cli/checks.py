@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from services.config import DeviceKind, Kernels, ReasoningParser, ToolParser
+from services.config import DeviceKind, Kernels, KvCacheDtype, ReasoningParser, ToolParser
 from services.config.engine import EngineConfig
 from services.config.hosts import is_loopback
 from services.config.option import Refusal
@@ -27,6 +27,8 @@ def check_engine(config: EngineConfig) -> None:
         raise Refusal(f"{config.gpu_options[0]} is for GPUs alone: the device is the CPU")
     if config.device is DeviceKind.CUDA and config.kernels is not Kernels.AUTO:
         raise Refusal(f"--kernels {config.kernels} is for the CPU alone: the device is a GPU")
+    if config.device is DeviceKind.CUDA and config.kv_cache_dtype is KvCacheDtype.INT8:
+        raise Refusal("--kv-cache-dtype int8 is for the CPU alone: the device is a GPU")
     if config.kv_memory_bytes is not None and config.gpu_memory_fraction is not None:
         raise Refusal("--kv-memory and --gpu-memory-fraction both say how much memory KV gets: say one of both")
 

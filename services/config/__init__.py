@@ -144,3 +144,4 @@ class KvCacheDtype(StrEnum):
 
     AUTO = "auto"  # the model's dtype
     FP8 = "fp8"  # e4m3
+    INT8 = "int8"  # on a CPU

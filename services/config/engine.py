@@ -118,6 +118,14 @@ class EngineConfig:
             "longer. off: each has its own.",
         ),
     ] = ShareWeights.AUTO
+    kv_cache_dtype: Annotated[
+        KvCacheDtype,
+        Option(
+            panel=_ENGINE,
+            help="auto: KV is stored as the model computes. fp8: e4m3, with the checkpoint's scales, else on a CPU "
+            "with one for each token and head, on a GPU with 1. int8, on a CPU: with a scale for each token and head.",
+        ),
+    ] = KvCacheDtype.AUTO
     quantization: Annotated[
         Quantization,
         Option(
@@ -126,13 +134,6 @@ class EngineConfig:
             "scale for each output; int4: in groups of 32; fp8, on a GPU alone: e4m3.",
         ),
     ] = Quantization.NONE
-    kv_cache_dtype: Annotated[
-        KvCacheDtype,
-        Option(
-            panel=_GPU,
-            help="auto: KV is stored as the model computes. fp8: e4m3, with the checkpoint's scales, else 1.",
-        ),
-    ] = KvCacheDtype.AUTO
     gpu_memory_fraction: Annotated[
         float | None,
         Option(

@@ -67,10 +67,10 @@ ENGINE: dict[str, tuple[str, Any]] = {
     "--num-threads=2": ("num_threads", 2),
     "--kernels=torch": ("kernels", Kernels.TORCH),
     "--quantization=int4": ("quantization", Quantization.INT4),
+    "--kv-cache-dtype=int8": ("kv_cache_dtype", KvCacheDtype.INT8),
 }
 GPU: dict[str, tuple[str, Any]] = {
     "--device=cuda": ("device", DeviceKind.CUDA),
-    "--kv-cache-dtype=fp8": ("kv_cache_dtype", KvCacheDtype.FP8),
     "--gpu-memory-fraction=0.25": ("gpu_memory_fraction", 0.25),
     "--attention-split-keys=512": ("split_keys", 512),
 }

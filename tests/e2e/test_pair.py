@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -140,6 +140,33 @@ def test_of_layers_with_a_window_the_last_blocks_move(transport: str, tmp_path: 
             return stack.gateway.moved_bytes() - before
 
         assert until_handed_off(stack.gateway, 1, moved) == (10 + 6 * (10 - (150 - 20 + 1) // 16)) * layer_bytes
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("transport", ["nixl", "grpc"])
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_kv_in_one_byte_gives_the_same_text_with_and_without_handoff(kind: str, transport: str, tmp_path: Path):
+    """Greedy and drawn, of cached prompts too. A token has 16 codes and a scale for each plane of a head."""
+    model, token_bytes = write_model(tmp_path / "model", "llama"), 2 * 2 * 2 * (16 + 4)
+    options = ["--kv-cache-dtype", kind, "--max-num-batched-tokens", "37", "--transport", transport]
+    with running_stack(model, options=options) as stack, stack.serving("--handoff", "never") as alone:
+        assert [worker["kv_token_bytes"] for worker in stack.gateway.ledger()["workers"]] == [token_bytes] * 2
+
+        def text(gateway: Gateway, seed: int, temperature: float) -> str:
+            chosen = {"max_tokens": 30, "temperature": temperature, "seed": seed}
+            answer = gateway.client.completions.create(model="tiny", prompt=prompt_of(seed, 61), **chosen)
+            found: str = answer.choices[0].text
+            return found
+
+        for seed, temperature in product((1, 2, 3), (0.0, 0.9)):
+            handed_off = until_handed_off(stack.gateway, 1, partial(text, stack.gateway, seed, temperature))
+            assert handed_off == text(alone, seed, temperature)
+        assert alone.metric("baton_handoffs_total") == 0
+        stack.gateway.wait_for_baseline()
+        time.sleep(1.1)  # the last load report carries the bytes moved
+        moved = stack.gateway.metric("baton_kv_bytes_moved_total")
+        assert moved > 0
+        assert moved % (16 * token_bytes) == 0
 
 
 @pytest.mark.long

@@ -1,6 +1,7 @@
 """What `transformers` makes of a checkpoint: the oracle for every runner."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,8 +48,8 @@ class Reference:
         pairs: np.ndarray = torch.stack(counts).numpy()
         return pairs
 
-    def run(self, prompt: list[int], num_tokens: int) -> tuple[list[int], torch.Tensor]:
-        """Greedy tokens and the log-probabilities of each step, [num_tokens, vocab]."""
+    def run(self, prompt: list[int], num_tokens: int, **options: Any) -> tuple[list[int], torch.Tensor]:
+        """Greedy tokens and the log-probabilities of each step, [num_tokens, vocab]. options: of `generate`."""
         found = self._model.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
@@ -58,6 +59,7 @@ class Reference:
             pad_token_id=0,
             output_logits=True,
             return_dict_in_generate=True,
+            **options,
         )
         logprobs = torch.cat(found.logits).log_softmax(-1)
         return found.sequences[0, len(prompt) :].tolist(), logprobs

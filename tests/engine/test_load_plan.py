@@ -14,6 +14,7 @@ from services.protocol.model_files.base import ModelError
 from tests.checkpoints import save_tensors, write_checkpoint
 
 FP8_KV = {"kv_cache_dtype": KvCacheDtype.FP8, "dtype": "bfloat16"}
+INT8_KV = {"kv_cache_dtype": KvCacheDtype.INT8, "dtype": "bfloat16"}
 FP8_WEIGHTS = {"quantization": Quantization.FP8, "dtype": "bfloat16"}
 
 
@@ -64,7 +65,6 @@ def test_auto_is_the_gpu_where_there_is_one(directory: Path) -> None:
     ("options", "name"),
     [
         (FP8_WEIGHTS, "--quantization fp8"),
-        (FP8_KV, "--kv-cache-dtype fp8"),
         ({"gpu_memory_fraction": 0.9}, "--gpu-memory-fraction 0.9"),
         ({"split_keys": 512}, "--attention-split-keys 512"),
     ],
@@ -124,7 +124,7 @@ def test_fp8_kv_takes_a_byte_and_has_the_checkpoint_s_scales(directory: Path, tm
     ("options", "dtype", "words"),
     [
         (FP8_WEIGHTS, "float16", "--quantization fp8 needs a model in bfloat16, not float16"),
-        (FP8_KV, "float32", "--kv-cache-dtype fp8 needs a model in bfloat16 or float16, not float32"),
+        (FP8_KV, "float32", "--kv-cache-dtype fp8 needs a model in bfloat16 or float16 on a GPU, not float32"),
     ],
 )
 def test_fp8_needs_a_model_that_computes_in_few_bits(
@@ -158,6 +158,63 @@ def test_kv_that_was_rounded_otherwise_is_not_interchangeable(directory: Path) -
     assert on_cpu == found[0], "a CPU's KV of a checkpoint is as good as a GPU's"
 
 
+@pytest.mark.usefixtures("no_gpu")
+def test_on_a_cpu_tokens_have_scales_where_the_checkpoint_has_none(directory: Path, tmp_path: Path) -> None:
+    """Those of a checkpoint are for e4m3. int8 has its own."""
+    plain, fp8, int8 = (plan_load(engine(directory, **kv)) for kv in ({}, FP8_KV, INT8_KV))
+    assert [plan.kv_scales for plan in (plain, fp8, int8)] == [None] * 3
+    assert (fp8.layout.dtype, fp8.layout.token_scales, fp8.notices) == ("float8_e4m3fn", True, ())
+    assert (int8.layout.dtype, int8.layout.token_scales, int8.notices) == ("int8", True, ())
+    assert int8.layout.token_bytes == fp8.layout.token_bytes == 2 * 2 * 2 * (16 + 4)  # heads, layers, K and V
+    scaled = with_scale(directory, tmp_path, 0.5)
+    static = plan_load(engine(scaled, **FP8_KV))
+    assert not static.layout.token_scales
+    assert static.layout.token_bytes == 2 * 2 * 2 * 16
+    assert static.kv_scales is not None
+    assert plan_load(engine(scaled, **INT8_KV)).layout == int8.layout
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_kv_in_other_codes_is_not_interchangeable(directory: Path, tmp_path: Path) -> None:
+    """Nor of a model that computes in another dtype, or with static scales of other tokens' own."""
+    kinds: list[dict[str, Any]] = [{}, {"dtype": "bfloat16"}, FP8_KV, INT8_KV]
+    kinds += [kind | {"dtype": "float32"} for kind in kinds[2:]]
+    found = [plan_load(engine(directory, **options)).fingerprint() for options in kinds]
+    found.append(plan_load(engine(with_scale(directory, tmp_path, 0.5), **FP8_KV)).fingerprint())
+    assert len(set(found)) == len(found)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_static_scales_are_the_same_on_a_cpu_and_a_gpu(directory: Path, tmp_path: Path) -> None:
+    scaled = with_scale(directory, tmp_path, 0.5)
+    of_gpu, of_cpu = (
+        plan_load(engine(scaled, device=device, **FP8_KV)) for device in (DeviceKind.AUTO, DeviceKind.CPU)
+    )
+    assert of_gpu.layout == of_cpu.layout
+    assert of_gpu.fingerprint() == of_cpu.fingerprint()
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize("kind", [KvCacheDtype.FP8, KvCacheDtype.INT8])
+def test_codes_that_a_cpu_does_not_keep_are_refused(kind: KvCacheDtype, directory: Path, tmp_path: Path) -> None:
+    option = f"--kv-cache-dtype {kind}"
+    assert refusal(directory, kv_cache_dtype=kind, kernels="torch") == (
+        f"{option} needs kernels on a CPU: not with --kernels torch"
+    )
+    assert refusal(directory, kv_cache_dtype=kind, dtype="float16").startswith(f"{option} needs kernels on a CPU: ")
+    latents = write_checkpoint(tmp_path / "latents", "deepseek_v3")
+    assert refusal(latents, kv_cache_dtype=kind) == f"{option} is not there for latent KV yet: leave it out"
+    encoder = write_checkpoint(tmp_path / "encoder", "bert")
+    assert refusal(encoder, kv_cache_dtype=kind) == (
+        f"{option} is for models that generate: this one makes embeddings, and keeps no KV"
+    )
+
+
+@pytest.mark.usefixtures("gpu")
+def test_int8_is_refused_on_a_gpu(directory: Path) -> None:
+    assert refusal(directory, **INT8_KV) == "--kv-cache-dtype int8 is for the CPU alone: the device is a GPU"
+
+
 @pytest.mark.usefixtures("gpu")
 def test_latents_run_on_a_gpu_but_not_in_fp8(tmp_path: Path) -> None:
     latents = write_checkpoint(tmp_path / "model", "deepseek_v3")
@@ -173,6 +230,21 @@ def test_fp8_kv_with_other_scales_is_not_interchangeable(directory: Path) -> Non
     assert plan.kv_scales is not None
     plan.kv_scales.v[1, 0] = 0.5
     assert plan.fingerprint() != before
+
+
+def with_scales(directory: Path, copy: Path, scales: torch.Tensor) -> Path:
+    """A copy with scales for K and V of each layer and head, float32[layers, 2, kv_heads]."""
+    copy.mkdir()
+    for path in directory.iterdir():
+        if path.suffix == ".json":
+            (copy / path.name).write_bytes(path.read_bytes())
+    names = {
+        f"model.layers.{layer}.self_attn.{kind}_scale": scales[layer, plane].clone()
+        for layer in range(len(scales))
+        for plane, kind in enumerate("kv")
+    }
+    save_tensors(copy / "model.safetensors", load_file(directory / "model.safetensors") | names)
+    return copy
 
 
 def with_scale(directory: Path, tmp_path: Path, scale: float) -> Path:

@@ -176,9 +176,9 @@ def _nth_part(index: int, parts: int, length: int) -> range:
     return range(index * each, (index + 1) * each)
 
 
-def layout_of(config: ModelConfig, block_size: int, dtype: str) -> KvLayout:
+def layout_of(config: ModelConfig, block_size: int, dtype: str, *, token_scales: bool = False) -> KvLayout:
     """Returns the geometry of a model's KV blocks. Those of a model that keeps no KV are the least that a pool can
-    have.
+    have. token_scales: see `KvLayout`.
     """
     if not config.is_causal:
         return KvLayout(num_layers=1, num_kv_heads=1, head_dim=1, block_size=block_size, dtype=dtype)
@@ -191,6 +191,7 @@ def layout_of(config: ModelConfig, block_size: int, dtype: str) -> KvLayout:
         dtype=dtype,
         num_planes=config.num_planes,
         groups=groups,
+        token_scales=token_scales,
     )
 
 

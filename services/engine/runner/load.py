@@ -17,6 +17,7 @@ from services.engine.models.base import Weights
 from services.engine.models.registry import load_weights, weight_files
 from services.engine.quantization.kept import KeptForms
 from services.engine.runner.base import LoadedWeights, Runner
+from services.engine.runner.cpu.attention import StoredKv
 from services.engine.runner.cpu.cores import CoreShare
 from services.engine.runner.cpu.torch_runner import TorchRunner
 from services.engine.runner.load_plan import LoadPlan, dtype_name, plan_load
@@ -85,7 +86,15 @@ def _load_cpu(
     (weights, kept), facts = _weights(plan, progress, not_fused)
     progress.stage(KERNELS)
     num_blocks = plan.num_blocks(kv_budget(engine.kv_memory_bytes)) if config.is_causal else plan.num_unkept_blocks
-    runner = TorchRunner(config, weights, num_blocks, engine.block_size, fused=not_fused is None, cores=cores)
+    runner = TorchRunner(
+        config,
+        weights,
+        num_blocks,
+        engine.block_size,
+        kv=StoredKv(plan.layout, plan.kv_scales),
+        fused=not_fused is None,
+        cores=cores,
+    )
     kernels = known_isa().name if not_fused is None else "torch"
     return runner, kernels, facts, (*_kernel_notices(engine, dtype), *kept)
 

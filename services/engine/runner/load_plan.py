@@ -12,6 +12,7 @@ import torch
 from kvtransfer.layout import KvLayout, fingerprint
 from services.config import DeviceKind, KvCacheDtype, LoadFormat, Quantization
 from services.config.engine import DEFAULT_GPU_MEMORY_FRACTION, EngineConfig
+from services.engine.kernels.load import why_not_fused
 from services.engine.models.architectures import parse_model_config
 from services.engine.models.config import DecoderConfig
 from services.engine.models.dummy import dummy_id
@@ -23,6 +24,7 @@ from services.engine.models.rope_config import DynamicScaling, LongRopeScaling
 from services.engine.models.tensor_source import TensorSource
 from services.engine.models.weight_files import weights_id
 from services.engine.quantization.rounding import to_int4, to_int8
+from services.engine.runner.kv_storage import check_kv, stored_as
 from services.engine.runner.model_check import check_options, wanted_len
 from services.protocol.model_files.base import ModelError, ModelFiles, naming
 from services.protocol.model_files.info import read_generation_defaults
@@ -50,7 +52,7 @@ class LoadPlan:
     device: torch.device  # cpu, or a GPU with its number
     dtype: torch.dtype  # in which the model computes
     layout: KvLayout
-    kv_scales: KvScales | None  # of FP8 KV; None: KV is in `dtype`
+    kv_scales: KvScales | None  # static ones of FP8 KV; None: it has none
     wanted_len: int  # tokens of one sequence, if the pool has room for them
     eos_token_ids: tuple[int, ...]
     gpu_memory_fraction: float  # of a GPU's memory, in use by this worker at most; 0 on a CPU
@@ -95,6 +97,8 @@ class LoadPlan:
             parts["quantization"] = self.engine.quantization.value
         if self.kv_scales is not None:
             parts |= {"dtype": dtype_name(self.dtype), "kv_scales": self.kv_scales.values()}
+        elif self.layout.token_scales:
+            parts |= {"dtype": dtype_name(self.dtype), "kv_scales": "of each token"}
         return parts
 
 
@@ -119,13 +123,17 @@ def plan_load(engine: EngineConfig) -> LoadPlan:
     dtype, dtype_notices = _dtype(engine, config, device)
     _check_quantization(engine, config)
     _check_fp8(engine, config, dtype)
-    scales, scale_notices = _kv_scales(engine, config)
+    name, on_gpu = dtype_name(dtype), device != _CPU
+    not_fused = why_not_fused(name) if engine.kernels == "auto" else f"not with --kernels {engine.kernels}"
+    check_kv(engine, config, name, on_gpu=on_gpu, why_no_kernels=None if on_gpu else not_fused)
+    scales, scale_notices = _kv_scales(engine, config, device)
+    stored, token_scales = stored_as(engine, name, has_scales=scales is not None, on_gpu=on_gpu)
     return LoadPlan(
         engine=engine,
         config=config,
         device=device,
         dtype=dtype,
-        layout=kv_layout(config, engine.block_size, dtype if scales is None else torch.float8_e4m3fn),
+        layout=layout_of(config, engine.block_size, stored, token_scales=token_scales),
         kv_scales=scales,
         wanted_len=longest,
         eos_token_ids=eos_token_ids,
@@ -180,6 +188,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 def check_capability(engine: EngineConfig, capability: tuple[int, int]) -> None:
     """Raises ModelError if a GPU of this compute capability cannot do what the configuration asks for."""
     fp8 = [option for option in engine.gpu_options if option.endswith(" fp8")]
+    if engine.kv_cache_dtype is KvCacheDtype.FP8:
+        fp8.append("--kv-cache-dtype fp8")
     if fp8 and capability < _FP8_CAPABILITY:
         raise ModelError(f"{fp8[0]} needs a GPU of compute capability 8.9 or later, this one has {_dotted(capability)}")
 
@@ -194,15 +204,11 @@ def _check_quantization(engine: EngineConfig, config: ModelConfig) -> None:
 
 
 def _check_fp8(engine: EngineConfig, config: ModelConfig, dtype: torch.dtype) -> None:
-    """Raises ModelError for a combination that no GPU supports, or no kernel."""
+    """Raises ModelError for weights in FP8 that no kernel multiplies."""
     if engine.quantization == Quantization.FP8 and isinstance(config, DecoderConfig) and config.experts is not None:
         raise ModelError("--quantization fp8 is not there for experts yet: leave it out")
     if engine.quantization == Quantization.FP8 and dtype != torch.bfloat16:
         raise ModelError(f"--quantization fp8 needs a model in bfloat16, not {dtype_name(dtype)}")
-    if engine.kv_cache_dtype == KvCacheDtype.FP8 and config.num_planes == 1:
-        raise ModelError("--kv-cache-dtype fp8 is not there for latent KV yet: leave it out")
-    if engine.kv_cache_dtype == KvCacheDtype.FP8 and dtype == torch.float32:
-        raise ModelError("--kv-cache-dtype fp8 needs a model in bfloat16 or float16, not float32")
 
 
 def _dotted(capability: tuple[int, int]) -> str:
@@ -251,11 +257,15 @@ def _stored_dtype(engine: EngineConfig, config: ModelConfig) -> torch.dtype:
         return stored_dtype(source)
 
 
-def _kv_scales(engine: EngineConfig, config: ModelConfig) -> tuple[KvScales | None, tuple[str, ...]]:
-    if engine.kv_cache_dtype == KvCacheDtype.AUTO:
+def _kv_scales(
+    engine: EngineConfig, config: ModelConfig, device: torch.device
+) -> tuple[KvScales | None, tuple[str, ...]]:
+    if engine.kv_cache_dtype is not KvCacheDtype.FP8:
         return None, ()
     with _open(engine, config, _CPU) as source:
         scales = read_kv_scales(source, config)
+    if scales is None and device == _CPU:
+        return None, ()
     return (unit_scales(config), (_NO_SCALES,)) if scales is None else (scales, ())
 
 

@@ -15,6 +15,7 @@ from services.engine.kernels.cpu.isa import IsaError, known_isa
 from services.engine.models.architectures import num_parameters, read_model_config
 from services.engine.models.described_parts import described_parts
 from services.engine.models.model_config import ModelConfig, layout_of
+from services.engine.runner.kv_storage import stored_as
 from services.engine.runner.memory import available_bytes
 from services.engine.runner.model_check import check_weights, compute_dtype, weight_bytes
 from services.protocol.model_files.base import ModelError, ModelFiles, naming
@@ -109,7 +110,8 @@ def summary(engine: EngineConfig) -> str:
 def sizes_of(engine: EngineConfig, config: ModelConfig) -> ModelSizes:
     """Returns what one worker takes for a model of this shape. Raises ModelError."""
     dtype = compute_dtype(engine, config)
-    layout = layout_of(config, engine.block_size, dtype)
+    stored, token_scales = stored_as(engine, dtype, on_gpu=engine.device is DeviceKind.CUDA)
+    layout = layout_of(config, engine.block_size, stored, token_scales=token_scales)
     slice_bytes = layout.block_bytes * KV_TOKENS // engine.block_size if config.is_causal else 0
     hides = config.window is not None and config.window < config.longest_sequence
     kv_window, kept = config.window if hides else None, 0

@@ -27,11 +27,11 @@ from services.engine.runner.base import (
     spare_blocks,
     wide_rows,
 )
-from services.engine.runner.cpu.attention import make_attention
+from services.engine.runner.cpu.attention import StoredKv, make_attention
 from services.engine.runner.cpu.cores import CoreShare
 from services.engine.runner.cpu.sampler import sample, score
 from services.engine.runner.cpu.shared_core_operations import SharedCoreOperations
-from services.engine.runner.load_plan import kv_layout
+from services.engine.runner.load_plan import dtype_name, kv_layout
 from services.engine.runner.not_finite import rows_not_finite
 from services.engine.runner.pooled import pooled_outputs
 
@@ -49,10 +49,13 @@ class TorchRunner:
         num_blocks: int,
         block_size: int,
         *,
+        kv: StoredKv | None = None,
         fused: bool,
         cores: CoreShare | None = None,
     ) -> None:
-        self.layout = kv_layout(config, block_size, weights.dtype)
+        """Allocates the pool. kv: how KV is stored; None: in numbers of the weights' dtype."""
+        kv = kv or StoredKv(kv_layout(config, block_size, weights.dtype))
+        self.layout = kv.layout
         self.num_blocks = num_blocks
         num_slices = self.layout.num_slices if config.is_causal else 0
         self.spare_blocks = spare_blocks(num_blocks, block_size, num_slices)
@@ -62,7 +65,9 @@ class TorchRunner:
         self._windows = config.layer_windows
         blocks = allocate(self.spare_blocks.stop * self.layout.block_bytes).reshape(self.spare_blocks.stop, -1)
         self._memory = HostBlocks(blocks[:num_blocks])
-        pool = torch.from_numpy(blocks).view(-1).view(weights.dtype).view(self.layout.shape(len(blocks)))
+        coded = kv.coded(weights.dtype)
+        numbers = torch.from_numpy(blocks).view(-1).view(weights.dtype if coded is None else torch.uint8)
+        pool = numbers.view(self.layout.shape(len(blocks)))
         self._cores = cores
         self.whole_prompts = not config.is_causal
         self.token_types = config.has_token_types
@@ -72,10 +77,11 @@ class TorchRunner:
             self.layout,
             config,
             weights.sinks,
+            coded,
             fused=fused,
             before_layer=lambda: None if cores is None else cores.adjust(),
         )
-        operations = make_operations(self.layout.dtype, fused=fused)
+        operations = make_operations(dtype_name(weights.dtype), fused=fused)
         if cores is not None:
             operations = SharedCoreOperations(operations, cores)
         self._mask = operations.mask
