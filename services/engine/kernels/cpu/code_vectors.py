@@ -10,7 +10,8 @@ from typing import Any
 from llvmlite import ir
 from numba import int64, types
 
-from services.engine.kernels.cpu.vectors import LANES, builtin, call_intrinsic, floats
+from services.engine.kernels.cpu.intrinsics import call_intrinsic
+from services.engine.kernels.cpu.vectors import LANES, builtin, floats
 
 _WORD, _HALF, _BYTE = ir.IntType(32), ir.IntType(16), ir.IntType(8)
 _FLOATS, _WORDS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(_WORD, LANES)
