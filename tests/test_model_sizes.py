@@ -1,8 +1,7 @@
 """The README's table of models and memory: the arithmetic is the code's own."""
 
 from kvtransfer.layout import KvLayout
-from services.engine.models.architectures import parse_model_config
-from services.engine.runner.model_check import weight_bytes
+from services.engine.models.architectures import parse_model_config, weight_bytes
 from tests.engine.models.published_configs import PUBLISHED
 from tests.test_docs import ROOT, rows
 
@@ -20,7 +19,7 @@ def row(name: str, published: str) -> list[str]:
     """Weights of one worker in bfloat16, KV of so many tokens, both for one worker and for a pair; in GiB."""
     config = parse_model_config(dict(PUBLISHED[published]))
     block = KvLayout(config.num_layers, config.num_kv_heads, config.head_dim, 16, "bfloat16").block_bytes
-    weights, kv = weight_bytes(config, "bfloat16"), KV_TOKENS // 16 * block
+    weights, kv = weight_bytes(config, 2), KV_TOKENS // 16 * block
     return [name, *(f"{size / 2**30:.1f}" for size in (weights, kv, weights + kv, 2 * (weights + kv)))]
 
 

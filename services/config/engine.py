@@ -164,7 +164,7 @@ class EngineConfig:
         """The options that a user gave and that only a GPU has, as they are on the command line."""
         fields = [field for field in options_of(EngineConfig) if field.option.panel == _GPU]
         given = [(field, value) for field in fields if (value := getattr(self, field.name)) != field.default]
-        fp8 = [f"--quantization {Quantization.FP8}"] if self.quantization is Quantization.FP8 else []
+        fp8 = [f"--quantization {Quantization.FP8}"] if self.quantization == Quantization.FP8 else []
         return (*fp8, *(f"{field.flag} {value}" for field, value in given))
 
 

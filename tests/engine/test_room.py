@@ -9,10 +9,10 @@ import pytest
 
 from services.config import ShareWeights
 from services.config.engine import EngineConfig
-from services.engine.models.architectures import parse_model_config
+from services.engine.models.architectures import parse_model_config, weight_bytes
 from services.engine.runner import model_check
 from services.engine.runner.load_plan import plan_load
-from services.engine.runner.model_check import check_memory, weight_bytes
+from services.engine.runner.model_check import check_memory
 from services.engine.runner.room import Card, check_card, check_room, needed_bytes
 from services.protocol.model_files.base import ModelError
 from services.protocol.model_files.open import open_model
@@ -37,7 +37,7 @@ def test_a_machine_has_room_for_workers_whose_weights_and_kv_fit(engine: EngineC
 
 def test_weights_that_workers_share_are_counted_once(engine: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     config = parse_model_config(open_model(engine.model).config())
-    weights = weight_bytes(config, "float32")
+    weights = weight_bytes(config, 4)
     monkeypatch.setattr(model_check, "available_bytes", lambda: weights + 3 * MIB)
     asked = replace(engine, kv_memory_bytes=MIB, share_weights=ShareWeights.ON)
     check_memory(asked, config, 3, one_alone="")
@@ -60,7 +60,7 @@ def test_a_cpu_s_room_is_found_without_torch(engine: EngineConfig) -> None:
 def test_a_worker_takes_its_share_of_a_card_or_what_was_asked_for(engine: EngineConfig) -> None:
     plan = replace(plan_load(engine), gpu_memory_fraction=0.45)
     assert needed_bytes(plan, total=80 * GIB) == 36 * GIB
-    weights = weight_bytes(plan.config, "float32")
+    weights = weight_bytes(plan.config, 4)
     asked = replace(plan, engine=replace(engine, kv_memory_bytes=GIB))
     assert needed_bytes(asked, total=80 * GIB) == weights + GIB
     assert needed_bytes(plan, total=1000) == weights  # more than its share

@@ -19,6 +19,9 @@ from services.engine.models.settings import ConfigSettings
 from services.engine.models.shapes import Shapes, Share, Shares
 from services.protocol.model_files.base import ModelError, Settings
 
+# Returns the bits of a number of a matrix in codes, scales with it, by its name and inputs; None: it stays in numbers.
+CodeBits = Callable[[str, int], float | None]
+
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
@@ -85,6 +88,16 @@ def num_parameters(config: ModelConfig) -> int:
     """Returns how many numbers of a checkpoint of this shape are read: all of them, or a rank's."""
     shares = shares_of(config)
     return sum(_num_read(shape, shares.get(name, Share())) for name, shape in shapes_of(config).items())
+
+
+def weight_bytes(config: ModelConfig, item_bytes: int, code_bits: CodeBits | None = None) -> int:
+    """Returns the memory of the tensors that are read, `item_bytes` for each number that is not kept in codes."""
+    shares, total = shares_of(config), 0
+    for name, shape in shapes_of(config).items():
+        count = _num_read(shape, shares.get(name, Share()))
+        bits = code_bits(name, shape[1]) if code_bits is not None and len(shape) == 2 else None
+        total += count * item_bytes if bits is None else int(count * bits / 8)
+    return total
 
 
 def _num_read(shape: tuple[int, ...], share: Share | None) -> int:

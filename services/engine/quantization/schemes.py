@@ -15,6 +15,7 @@ _SCALES = ("F32", "BF16", "F16")
 _INT32 = ("I32",)
 _FP8 = ("F8_E4M3",)
 _WORD_BITS = 32
+_WIDE, _HALF = 32, 16  # bits of scales and offsets in memory
 MX_BLOCK = 32  # numbers with one exponent
 
 
@@ -52,6 +53,9 @@ class LayerScheme(Protocol):
 
     def misfit(self, out: int, depth: int) -> str | None:
         """Returns why a weight [out, depth] cannot be stored so; None: it can."""
+
+    def kept_bits(self, depth: int) -> float:
+        """Returns the bits that a number takes as a code in memory, with its part of scales and offsets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,10 @@ class AwqLayer:
             ".scales": Part(_SCALES, ((groups, out),)),
         }
 
+    def kept_bits(self, depth: int) -> float:
+        """See `LayerScheme.kept_bits`."""
+        return self.bits + 2 * _WIDE / (self.group or depth)
+
     def misfit(self, out: int, depth: int) -> str | None:
         """See `LayerScheme.misfit`."""
         if out * self.bits % _WORD_BITS:
@@ -138,6 +146,11 @@ class GptqLayer:
             ".scales": Part(_SCALES, ((groups, out),)),
             ".g_idx": Part(_INT32, ((depth,),), is_required=self.is_ordered),
         }
+
+    def kept_bits(self, depth: int) -> float:
+        """See `LayerScheme.kept_bits`."""
+        of_group = 2 * _WIDE if not self.is_symmetric else 2 * _HALF if self.bits == 4 else _HALF
+        return self.bits + of_group / (self.group or depth)
 
     def misfit(self, out: int, depth: int) -> str | None:
         """See `LayerScheme.misfit`."""
@@ -201,6 +214,11 @@ class CompressedInts:
         if self.is_ordered:
             parts[".weight_g_idx"] = Part(_INT32, ((depth,),))
         return parts | input_parts(self.static_inputs, ("I8",))
+
+    def kept_bits(self, depth: int) -> float:
+        """See `LayerScheme.kept_bits`."""
+        of_group = 2 * _WIDE if not self.is_symmetric else 2 * _HALF if self.bits == 4 else _HALF
+        return self.bits + of_group / (self.group or depth)
 
     def misfit(self, out: int, depth: int) -> str | None:
         """See `LayerScheme.misfit`."""
@@ -269,6 +287,10 @@ class Float8Layer:
         parts |= {end: Part(_SCALES, shapes, is_required=len(self.scale_ends) == 1) for end in self.scale_ends}
         return parts | {end: Part(_SCALES, one, is_required=False) for end in self.input_ends}
 
+    def kept_bits(self, depth: int) -> float:
+        """See `LayerScheme.kept_bits`."""
+        return 8 + _WIDE / (depth if self.block is None else self.block[1])
+
     def misfit(self, out: int, depth: int) -> str | None:
         """See `LayerScheme.misfit`."""
         return None
@@ -294,6 +316,10 @@ class Mxfp4Experts:
         """See `LayerScheme.parts`."""
         blocks = num_experts, out, depth // MX_BLOCK
         return {"_blocks": Part(("U8",), ((*blocks, MX_BLOCK // 2),)), "_scales": Part(("U8",), (blocks,))}
+
+    def kept_bits(self, depth: int) -> float:
+        """See `LayerScheme.kept_bits`."""
+        return 4 + _HALF / MX_BLOCK
 
     def misfit(self, out: int, depth: int) -> str | None:
         """See `LayerScheme.misfit`."""

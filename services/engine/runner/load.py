@@ -12,7 +12,6 @@ from services.config.engine import EngineConfig
 from services.engine.kernels.cpu.isa import known_isa
 from services.engine.kernels.cpu.openmp import loaded_openmp
 from services.engine.kernels.load import why_not_fused
-from services.engine.models.architectures import num_parameters
 from services.engine.models.base import Weights
 from services.engine.models.registry import load_weights, weight_files
 from services.engine.quantization.kept import KeptForms
@@ -20,6 +19,7 @@ from services.engine.runner.base import LoadedWeights, Runner
 from services.engine.runner.cpu.attention import StoredKv
 from services.engine.runner.cpu.cores import CoreShare
 from services.engine.runner.cpu.torch_runner import TorchRunner
+from services.engine.runner.kept_bytes import kept_bytes
 from services.engine.runner.load_plan import LoadPlan, dtype_name, plan_load
 from services.engine.runner.memory import check_fits, kv_budget
 from services.engine.runner.progress import KERNELS, WEIGHTS, Progress, Untold
@@ -142,8 +142,7 @@ def _name(plan: LoadPlan) -> str:
 
 def _weight_bytes(plan: LoadPlan) -> int:
     """Returns the bytes of all weights as the model computes with them."""
-    num_bytes: int = num_parameters(plan.config) * plan.dtype.itemsize
-    return num_bytes
+    return kept_bytes(plan.engine, plan.config, dtype_name(plan.dtype))
 
 
 def _cores(engine: EngineConfig, device: torch.device) -> CoreShare | None:

@@ -197,7 +197,7 @@ def check_capability(engine: EngineConfig, capability: tuple[int, int]) -> None:
 def _check_quantization(engine: EngineConfig, config: ModelConfig) -> None:
     """Raises ModelError for weights that are not to be quantized once more, or in no model of this kind."""
     option = f"--quantization {engine.quantization}"
-    if engine.quantization is not Quantization.NONE and config.scheme is not None:
+    if engine.quantization != Quantization.NONE and config.scheme is not None:
         raise ModelError(f"{option}: the checkpoint is quantized already ({config.scheme.method}), leave it out")
     if engine.quantization in _ROUNDED and not config.is_causal:
         raise ModelError(f"{option} is not there for models that see both ways: leave it out")

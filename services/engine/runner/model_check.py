@@ -9,9 +9,10 @@ from services.config import DeviceKind, LoadFormat
 from services.config.engine import EngineConfig
 from services.engine.kernels.cpu.availability import why_no_kernels
 from services.engine.kernels.cpu.isa import IsaError
-from services.engine.models.architectures import num_parameters, parse_model_config
+from services.engine.models.architectures import parse_model_config
 from services.engine.models.model_config import ModelConfig
 from services.engine.models.weight_files import check_complete, safetensors_weights, stored_dtype
+from services.engine.runner.kept_bytes import ITEM_BYTES, kept_bytes
 from services.engine.runner.memory import available_bytes
 from services.engine.runner.share_choice import why_not_shared
 from services.protocol.model_files.base import ModelError, ModelFiles, naming
@@ -19,8 +20,6 @@ from services.protocol.model_files.gguf_file import GgufFile
 from services.protocol.model_files.info import read_model_info
 from services.protocol.model_files.open import open_model
 from services.protocol.model_files.sentence_modules import read_sentence_modules
-
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ def check_memory(engine: EngineConfig, config: ModelConfig, num_workers: int, *,
     Weights that workers share count once. one_alone: said where one worker would have room.
     """
     dtype = compute_dtype(engine, config)
-    weights, kv = weight_bytes(config, dtype), engine.kv_memory_bytes or 0
+    weights, kv = kept_bytes(engine, config, dtype), engine.kv_memory_bytes or 0
     is_shared = num_workers > 1 and _are_shared(engine, dtype)
     copies = 1 if is_shared else num_workers
     needed, free = copies * weights + num_workers * kv, available_bytes()
@@ -102,11 +101,6 @@ def _are_shared(engine: EngineConfig, dtype: str) -> bool:
         return why_not_shared(engine, why_no_kernels(dtype)) is None
     except IsaError:  # a worker refuses that
         return False
-
-
-def weight_bytes(config: ModelConfig, dtype: str) -> int:
-    """Returns the memory that one worker's weights take, as it computes with them."""
-    return num_parameters(config) * ITEM_BYTES[dtype]
 
 
 def check_weights(engine: EngineConfig, files: ModelFiles) -> None:

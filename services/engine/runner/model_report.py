@@ -15,9 +15,10 @@ from services.engine.kernels.cpu.isa import IsaError, known_isa
 from services.engine.models.architectures import num_parameters, read_model_config
 from services.engine.models.described_parts import described_parts
 from services.engine.models.model_config import ModelConfig, layout_of
+from services.engine.runner.kept_bytes import kept_bytes
 from services.engine.runner.kv_storage import stored_as
 from services.engine.runner.memory import available_bytes
-from services.engine.runner.model_check import check_weights, compute_dtype, weight_bytes
+from services.engine.runner.model_check import check_weights, compute_dtype
 from services.protocol.model_files.base import ModelError, ModelFiles, naming
 from services.protocol.model_files.gguf_file import GgufFile
 from services.protocol.model_files.info import generates, read_model_info
@@ -120,7 +121,7 @@ def sizes_of(engine: EngineConfig, config: ModelConfig) -> ModelSizes:
     return ModelSizes(
         dtype=dtype,
         num_parameters=num_parameters(config),
-        weight_bytes=weight_bytes(config, dtype),
+        weight_bytes=kept_bytes(engine, config, dtype),
         kv_bytes=layout.num_slices * slice_bytes,
         kv_window=kv_window,
         kv_bytes_behind=None if kv_window is None else kept * slice_bytes,

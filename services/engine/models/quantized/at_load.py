@@ -6,16 +6,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from services.engine.models.linear_names import is_linear
 from services.engine.models.tensor_source import TensorSource
 from services.engine.quantization.codes import CodedMatrix
 
-# The linear layers of all families, and their experts. Norms, biases, routers, embeddings, the output layer, latents
-# and what expands them are not among them: errors there reach every token, or a choice, and most are small.
-_LAYERS = (
-    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.qkv_proj", "self_attn.o_proj",
-    "self_attn.out_proj", "self_attn.q_a_proj", "self_attn.q_b_proj", "gate_proj", "up_proj", "gate_up_proj",
-    "down_proj", ".fc1", ".fc2", ".w1", ".w2", ".w3",
-)  # fmt: skip
 _OF_ALL_EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")  # [experts, in, out]
 
 Quantize = Callable[[Tensor], CodedMatrix]
@@ -91,11 +85,6 @@ class QuantizedAtLoad:
     def _stored(self, name: str) -> torch.dtype:
         """Returns the dtype to quantize from, which does not depend on that of the model: the stored one."""
         return self._source.dtype(name)
-
-
-def is_linear(name: str) -> bool:
-    """Returns True for the weight of a linear layer that is quantized."""
-    return name.removesuffix(".weight").endswith(_LAYERS) and name.endswith(".weight")
 
 
 def _columns_of(matrix: CodedMatrix, columns: slice | None) -> CodedMatrix | None:
