@@ -44,8 +44,8 @@ WAYS: dict[str, tuple[str, dict[str, Any], Ways]] = {
     ),
     "qwen3-moe": ("qwen3_moe", {"num_experts": 5}, {"": (Code.UINT4, 32, _AS_THEY_ARE)}),
     "mixtral-e2m1": ("mixtral", {}, {"": (Code.E2M1, 16, _AS_THEY_ARE)}),
-    "qwen2-moe-e4m3": ("qwen2_moe", {"decoder_sparse_step": 2}, {"": (Code.E4M3, 32, _AS_THEY_ARE)}),
-    "deepseek-v3": ("deepseek_v3", {"num_hidden_layers": 3}, {"": (Code.E4M3, 16, _AS_THEY_ARE)}),
+    "qwen2-moe-e4m3": ("qwen2_moe", {"decoder_sparse_step": 2}, {"": (Code.E4M3, 1000, _AS_THEY_ARE)}),
+    "deepseek-v3": ("deepseek_v3", {"num_hidden_layers": 3}, {"": (Code.E4M3, 1000, _AS_THEY_ARE)}),
 }
 
 
