@@ -116,7 +116,6 @@ def test_sampling_defaults_are_read() -> None:
 
 GPU_OPTIONS = [
     ("--quantization", "fp8"),
-    ("--kv-cache-dtype", "fp8"),
     ("--gpu-memory-fraction", "0.5"),
     ("--attention-split-keys", "512"),
 ]

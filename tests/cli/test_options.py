@@ -28,6 +28,7 @@ from services.config import (
     Pooling,
     Quantization,
     ReasoningParser,
+    ShareWeights,
     ToolParser,
     TransportName,
     WorkerRole,
@@ -66,6 +67,7 @@ ENGINE: dict[str, tuple[str, Any]] = {
     "--kv-memory=3MiB": ("kv_memory_bytes", 3 << 20),
     "--num-threads=2": ("num_threads", 2),
     "--kernels=torch": ("kernels", Kernels.TORCH),
+    "--share-weights=off": ("share_weights", ShareWeights.OFF),
     "--quantization=int4": ("quantization", Quantization.INT4),
     "--kv-cache-dtype=int8": ("kv_cache_dtype", KvCacheDtype.INT8),
 }
