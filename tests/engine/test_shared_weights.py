@@ -173,6 +173,7 @@ WHOLE = b"\0" * 64 + struct.pack("<QQ16s", 0, 4, b"baton's weights\n")
         f"{os.getpid()} 1 3\n".encode(),  # of a process of the same number that is gone
         b"999999999 1 3\n",
     ],
+    ids=["garbage", "long", "its process is gone, the number is another's", "nobody has its number"],
 )
 def test_lines_that_name_nobody_are_passed_over(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "name").touch(mode=0o600)
