@@ -1,6 +1,5 @@
 """Processes that share weights, for tests: each does what it is told over a pipe."""
 
-import multiprocessing
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -13,10 +12,9 @@ import torch
 from services.engine.kernels.cpu.matmul import WEIGHTS
 from services.engine.runner.cpu.shared_weights import share_weights
 from services.engine.runner.cpu.weight_holders import NotSharedError, WeightHolders
+from tests.forkserver import FORKSERVER
 
 SHAPE = torch.Size((6 << 20,))  # of the weight that these processes share, float32: 24 MiB, whole huge pages
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload([__name__])
 _LONG_S = 60.0
 
 
@@ -38,8 +36,8 @@ class Sharer:
     """A process that shares weights of one name: it packs them where nobody has them, filled with `number`."""
 
     def __init__(self, directory: Path, number: float, *, patience_s: float) -> None:
-        self._pipe, others = _CONTEXT.Pipe()
-        self.process: BaseProcess = _CONTEXT.Process(
+        self._pipe, others = FORKSERVER.Pipe()
+        self.process: BaseProcess = FORKSERVER.Process(
             target=_share, args=(directory, number, patience_s, others), daemon=True
         )
         self.process.start()

@@ -60,7 +60,8 @@ def test_tiles_of_codes_keep_sums_in_registers(isa: Isa) -> None:
         per_row = [rows for rows in range(1, isa.tile_rows - 1) for _ in range(2 // isa.tile_vectors)]
         assert [len(multiply_adds(loop)) for loop in loops] == [rows * registers * words for rows in per_row]
         for loop in loops:  # of the largest tiles, some addresses and constants are read from the stack
-            assert [line for line in on_stack(loop) if line.endswith(")") or line in multiply_adds(loop)] == []
+            vectors = [line for line in on_stack(loop) if "mm" in line]
+            assert [line for line in vectors if line.endswith(")") or line in multiply_adds(loop)] == []
 
 
 def check_memory(loop: list[str], loads: int, most_on_stack: int) -> None:

@@ -22,8 +22,8 @@ from services.engine.kernels.cpu.compiled import compiled
 from services.engine.kernels.cpu.intrinsics import address_of, call_at, fetch_add, load_acquire, long_pointer, pause
 from services.engine.kernels.cpu.per_item import AT_A_TIME, ITEM_COUNTER, NUM_ITEMS, THREAD_COUNTER
 
-_CALL_WORDS = 32  # the kernel's address, then its arguments; at the end, how many threads began and ended it
-_BEGAN, _ENDED = 30, 31
+_CALL_WORDS = 40  # the kernel's address, then its arguments; at the end, how many threads began and ended it
+_BEGAN, _ENDED = 38, 39
 _TRIES = 500
 _ROWS = 128  # of a buffer, at least: recordings for other numbers of rows use the same memory
 _BUFFERS = 4  # of one width, used in turn: a layer still reads a result two operations later
