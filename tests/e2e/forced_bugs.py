@@ -15,7 +15,7 @@ from kvtransfer.ids import AttemptId
 from kvtransfer.transports.base import ReadEnd
 from services.config import HandoffMode
 from services.engine.attention.cpu_attention import CpuAttention
-from services.engine.blocks.prefix_cache import NO_MATCH, Match, PrefixCache
+from services.engine.blocks.prefix_cache import NO_MATCH, PrefixCache
 from services.engine.runner.base import ScoredTokens, StepLogprobs
 from services.engine.runner.cpu import sampler
 from services.engine.runner.cpu.torch_runner import TorchRunner
@@ -92,17 +92,6 @@ def read_what_is_cached() -> None:
     """Decode workers read blocks that they have."""
     match = PrefixCache.match
     _replace(PrefixCache, "match", lambda *given: NO_MATCH if sys.argv[1] == "decode" else match(*given))
-
-
-def confuse_cached_blocks() -> None:
-    """The blocks of a prefix are found in the wrong order."""
-    match = PrefixCache.match
-
-    def confused(*arguments: Any) -> Match:
-        found = match(*arguments)
-        return replace(found, blocks=found.blocks[::-1].copy())
-
-    _replace(PrefixCache, "match", confused)
 
 
 def admit_only_to_the_end() -> None:
@@ -214,11 +203,10 @@ BUGS = [
     Bug("prompt logprobs", r"told\[str\(token\)\]", misjudge_last_of_chunks),
     Bug("prefix hits", "0 tokens are cached", forget_prefixes),
     Bug("prefix hits", "the second prompt moved", read_what_is_cached),
-    Bug("prefix hits", "prompt of 89 tokens", confuse_cached_blocks),
     Bug("preemption", "no sequence is computed again", admit_only_to_the_end),
     Bug("preemption", "prompt of [0-9]+ tokens", preempt_with_a_wrong_token),
-    Bug("handoffs", "handoffs failed", fail_some_handoffs, first=("greedy",)),
+    Bug("handoffs", "handoffs failed|completed > 20", fail_some_handoffs, first=("greedy",)),
     Bug("handoffs", "completed > 20"),
     Bug("killed decode worker", "assert tokens == expected.tokens", in_gateway=continue_with_a_wrong_token),
-    Bug("killed decode worker", "an attempt failed", in_gateway=give_up),
+    Bug("killed decode worker", "The server failed to answer", in_gateway=give_up),
 ]
