@@ -139,6 +139,8 @@ class MadeUpFeed:
             "available_blocks": 2008 - max(0, used),
             "quarantined_blocks": 40,
             "kv_token_bytes": 16_384,
+            "weight_bytes": 269_000_000,
+            "shares_weights": True,
             "num_blocks": 2048,
             "vocab_size": 32_000,
             "knows": [],

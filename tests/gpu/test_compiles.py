@@ -108,7 +108,8 @@ def test_codes_become_numbers_two_at_a_time(compiled):
 
 @pytest.mark.long
 def test_float8_is_made_by_the_gpus_own_conversion(compiled):
-    for kernel in compiled:
+    """Products of codes get what another kernel has rounded."""
+    for kernel in (each for each in compiled if "codes, " not in each.name):
         converts = "quantize" in kernel.name or ("float8" in kernel.name and "decode" not in kernel.name)
         assert kernel.has("F2FP.E4M3") == converts, kernel
 

@@ -49,7 +49,7 @@ def test_all_matrices_stay_in_codes(kind: str, tied: bool, tmp_path: Path) -> No
     linears = [layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down, weights.lm_head]
     assert all(isinstance(linear._kernel, CodedLinear) for linear in linears)
     assert kept.notices() == ()
-    assert num_bytes < path.stat().st_size
+    assert num_bytes < 1.1 * path.stat().st_size  # of Q4_0, an offset for each scale is counted, but not kept
     panels = weights.embedding.panels
     assert panels is not None
     assert weights.embedding.table is None
