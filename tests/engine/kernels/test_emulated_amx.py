@@ -57,7 +57,7 @@ def test_kernels_pass_their_tests_over_the_emulator(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", *options, "--basetemp", str(tmp_path / "emulated"), *EMULATED]
     found = subprocess.run(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert found.returncode == 0, found.stdout
-    assert not (tmp_path / "cache" / "baton").exists()
+    assert not (tmp_path / "cache" / "baton" / "kernels").exists()
 
 
 @pytest.fixture(scope="module")
