@@ -9,6 +9,7 @@ the part took.
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -45,11 +46,8 @@ _SECONDS, _LEAST_RUNS = 0.6, 10  # of each part
 Part = tuple[str, Callable[[], object], float]
 
 
-def measure(model: Path, context: int, dtype: torch.dtype) -> list[Record]:
-    """Measures all parts of each step. context: tokens of each sequence before a step that decodes.
-
-    model: a checkpoint, or a directory with a config.json alone, whose weights are then random.
-    """
+def prepare(model: Path, dtype: torch.dtype) -> DecoderConfig:
+    """Makes this process compute as a worker does, and reads what it computes. Ends it where no kernel runs."""
     keep_freed_memory()
     openmp = loaded_openmp()
     if openmp is not None:
@@ -57,10 +55,18 @@ def measure(model: Path, context: int, dtype: torch.dtype) -> list[Record]:
         openmp.spin()
     config = parse_model_config(open_model(model).config())
     if not isinstance(config, DecoderConfig):
-        raise SystemExit(f"{config.architecture} is not taken apart here")
-    name = str(dtype).removeprefix("torch.")
-    if reason := why_not_fused(name):
+        raise SystemExit(f"{config.architecture} is not measured here")
+    if reason := why_not_fused(str(dtype).removeprefix("torch.")):
         raise SystemExit(f"no kernels run here: {reason}")
+    return config
+
+
+def measure(model: Path, context: int, dtype: torch.dtype) -> list[Record]:
+    """Measures all parts of each step. context: tokens of each sequence before a step that decodes.
+
+    model: a checkpoint, or a directory with a config.json alone, whose weights are then random.
+    """
+    config, name = prepare(model, dtype), str(dtype).removeprefix("torch.")
     from loadtest.micro.peaks import copy_rate, peak_flops  # imported late: numba compiles it
 
     with torch.inference_mode():
@@ -134,7 +140,8 @@ class MeasuredStep:
     def __init__(self, config: DecoderConfig, weights: DecoderWeights, rows: int, new: int, context: int) -> None:
         self.rows, self.new, self._context = rows, new, context if new == 1 else 0
         self._config, self._weights = config, weights
-        layout = kv_layout(config, _BLOCK_SIZE, weights.dtype)
+        # Blocks are whole where a worker's are slices, too: the bytes that are read are the same.
+        layout = replace(kv_layout(config, _BLOCK_SIZE, weights.dtype), num_layers=config.num_layers, groups=None)
         length = self._context + new
         width = -(-length // _BLOCK_SIZE)
         num_blocks = rows * width + 1

@@ -4,7 +4,6 @@ The share is that of the rate at which this machine copies memory: of the bytes 
 the time of the whole step.
 """
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,19 +11,14 @@ from typing import Any
 
 import torch
 
-from loadtest.micro.model_parts import MeasuredStep
+from loadtest.micro.model_parts import MeasuredStep, prepare
 from loadtest.tables import Record
 from services.engine.kernels.cpu.isa import known_isa
-from services.engine.kernels.cpu.openmp import loaded_openmp
-from services.engine.kernels.load import why_not_fused
-from services.engine.models.architectures import parse_model_config
 from services.engine.models.config import DecoderConfig
 from services.engine.models.registry import load_weights, open_tensors
 from services.engine.models.tensor_source import TensorSource
 from services.engine.models.weights import DecoderWeights
 from services.engine.quantization.codes import Code, CodedMatrix
-from services.engine.runner.memory import keep_freed_memory
-from services.protocol.model_files.open import open_model
 
 STEPS = ((1, 1), (4, 1), (16, 1), (64, 1), (1, 512), (4, 512))  # rows, and new tokens of each
 _ROWS = (8, 12, 16, 20, 24, 32, 40, 48, 64, 96)
@@ -48,17 +42,7 @@ class Numbers:
 
 def measure(model: Path, context: int, dtype: torch.dtype) -> list[Record]:
     """Measures products and steps. context: tokens of each sequence before a step that decodes."""
-    keep_freed_memory()
-    openmp = loaded_openmp()
-    if openmp is not None:
-        openmp.set_num_threads(len(os.sched_getaffinity(0)))
-        openmp.spin()
-    config = parse_model_config(open_model(model).config())
-    if not isinstance(config, DecoderConfig):
-        raise SystemExit(f"{config.architecture} is not measured here")
-    name = str(dtype).removeprefix("torch.")
-    if reason := why_not_fused(name):
-        raise SystemExit(f"no kernels run here: {reason}")
+    config, name = prepare(model, dtype), str(dtype).removeprefix("torch.")
     from loadtest.micro.peaks import copy_rate  # imported late: numba compiles it
 
     with torch.inference_mode():
