@@ -28,10 +28,9 @@ class SlicedAttention:
 
     def __init__(self, groups: LayerGroups, make: Callable[[tuple[int, ...]], CpuAttention]) -> None:
         """make: makes the backend of a slice with these layers of the model, which have the places 0 to n - 1 in it."""
-        slices = [layers for group in groups.slices for layers in group]
-        self._backends = [make(layers) for layers in slices]
-        self._places = {layer: (number, at) for number, layers in enumerate(slices) for at, layer in enumerate(layers)}
-        self._first_layers = [layers[0] for layers in slices]
+        self._backends = [make(layers) for layers in groups.in_order]
+        self._places = groups.places
+        self._first_layers = [layers[0] for layers in groups.in_order]
 
     @property
     def writes_by_kernel(self) -> bool:
