@@ -29,11 +29,11 @@ class Agreement:
         self._prompts, self._num_tokens = openings(num_prompts), num_tokens
 
     async def ask(self, server: AskedServer) -> list[Continued]:
-        """See `Part.ask`."""
+        """Asks one server, as `Part.ask` says."""
         return await each(self._continued(server, prompt) for prompt in self._prompts)
 
     def compare(self, a: Sequence[Continued], b: Sequence[Continued]) -> list[Line]:
-        """See `Part.compare`."""
+        """Compares the answers of two servers, as `Part.compare` says."""
         if [one.prompt for one in a] != [one.prompt for one in b]:
             raise Skipped("the two sides tokenize differently")
         equal = [one.answer == other.answer for one, other in zip(a, b, strict=True)]

@@ -34,11 +34,11 @@ class JsonAnswers:
         self.name = "json-schema" if held else "json-words"
 
     async def ask(self, server: AskedServer) -> list[Formed]:
-        """See `Part.ask`."""
+        """Asks one server, as `Part.ask` says."""
         return await each(self._formed(server, person) for person in self._people)
 
     def compare(self, a: Sequence[Formed], b: Sequence[Formed]) -> list[Line]:
-        """See `Part.compare`."""
+        """Compares the answers of two servers, as `Part.compare` says."""
         return _lines("JSON by response_format" if self._held else "JSON by words", a, b)
 
     async def _formed(self, server: AskedServer, person: Person) -> Formed:
@@ -60,11 +60,11 @@ class ToolCalls:
         self.name = "tools-required" if held else "tools-auto"
 
     async def ask(self, server: AskedServer) -> list[Formed]:
-        """See `Part.ask`."""
+        """Asks one server, as `Part.ask` says."""
         return await each(self._called(server, wish) for wish in self._wishes)
 
     def compare(self, a: Sequence[Formed], b: Sequence[Formed]) -> list[Line]:
-        """See `Part.compare`."""
+        """Compares the answers of two servers, as `Part.compare` says."""
         return _lines(f"tool call, {'required' if self._held else 'auto'}", a, b)
 
     async def _called(self, server: AskedServer, wish: Wish) -> Formed:

@@ -35,11 +35,11 @@ class Perplexity:
         self._passages = passages(passage_chars)
 
     async def ask(self, server: AskedServer) -> list[Scored]:
-        """See `Part.ask`."""
+        """Asks one server, as `Part.ask` says."""
         return await each(_scored(server, passage) for passage in self._passages)
 
     def compare(self, a: Sequence[Scored], b: Sequence[Scored]) -> list[Line]:
-        """See `Part.compare`."""
+        """Compares the answers of two servers, as `Part.compare` says."""
         tokens = [one.num_tokens for one in a]
         lines = [_line("bits per byte", [one.num_bytes * math.log(2) for one in a], a, b, exponent=False)]
         if tokens == [one.num_tokens for one in b]:

@@ -40,7 +40,7 @@ class Recall:
         self.name = f"recall-{num_tokens}"
 
     async def ask(self, server: AskedServer) -> list[bool]:
-        """See `Part.ask`."""
+        """Asks one server, as `Part.ask` says."""
         needed = self._num_tokens + _ANSWER_TOKENS
         if server.max_model_len < needed:
             raise Skipped(f"max_model_len is {server.max_model_len}, and {needed} tokens are needed")
@@ -54,7 +54,7 @@ class Recall:
         return found
 
     def compare(self, a: Sequence[bool], b: Sequence[bool]) -> list[Line]:
-        """See `Part.compare`."""
+        """Compares the answers of two servers, as `Part.compare` says."""
         return [shares(f"codes recalled at {self._num_tokens} tokens", a, b)]
 
     async def _fitting(self, server: AskedServer, start: float, planted: Sequence[Planted]) -> str:
