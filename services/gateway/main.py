@@ -98,6 +98,7 @@ def run(config: GatewayConfig) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(config, gc_watch, log_writer))
     except (ModelError, ListenError, TlsError, TracingError, KeysFileError) as error:
+        log_writer.flush()  # why the process ends is its last line
         print(f"baton gateway: {error}", file=sys.stderr)
         return 1
     return 0

@@ -47,6 +47,7 @@ def run_worker(config: WorkerConfig, scheduler: Scheduler) -> int:
         worker = Worker(parts)
         exit_code = asyncio.run(_serve(worker, host_port(config.host, config.port)))
     except (ModelError, TlsError, TransportError, WorkerError) as error:
+        log_lines.flush()  # why the process ends is its last line
         print(f"baton {config.role}: {error}", file=sys.stderr)
         return 1
     if not worker.threads_ended:

@@ -95,7 +95,7 @@ async def _change(up: Up, client: GatewayClient) -> None:
         await until(lambda: serving(app) == ["decode", "decode", "prefill"], 300)  # `baton up` starts it again
         gateway = gateway_pid(app)
         await press(pilot, "R", "y")
-        await until(lambda: app._command is None and gateway_pid(app) != gateway, 500)
+        await until(lambda: app._command.name is None and gateway_pid(app) != gateway, 500)
         await until(lambda: serving(app) == ["decode", "decode", "prefill"], 60)
     assert up.process.poll() is None
 
