@@ -90,7 +90,8 @@ async def _change(up: Up, client: GatewayClient) -> None:
         await until(lambda: text_of(app, "said").startswith("scale: 1 prefill"), 300)
         await until(lambda: serving(app) == ["decode", "decode", "prefill"], 60)
         first = next(row[0] for row in rows_of(app, "workers") if row[1] == "decode")
-        await press(pilot, *["down"] * [row[0] for row in rows_of(app, "workers")].index(first), "d", "y")
+        to_the_top = ["up"] * 3  # the cursor has stayed with the worker at which it was, wherever that is by now
+        await press(pilot, *to_the_top, *["down"] * [row[0] for row in rows_of(app, "workers")].index(first), "d", "y")
         await until(lambda: text_of(app, "said") == f"drain {first}: {first} is drained and ends", 120)
         await until(lambda: serving(app) == ["decode", "decode", "prefill"], 300)  # `baton up` starts it again
         gateway = gateway_pid(app)
