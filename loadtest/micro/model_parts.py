@@ -264,6 +264,24 @@ class MeasuredStep:
         parts = [layer.attention for layer in self._weights.layers]
         return [part for part in parts if isinstance(part, GroupedAttention)]
 
+    def products(self) -> Tensor:
+        """Runs the products of all layers and the output layer, as a step that decodes runs them, and nothing else."""
+        silu_mul = self._operations.silu_mul
+
+        def body() -> Tensor:
+            for layer in self._weights.layers:
+                attention, mlp = layer.attention, layer.mlp
+                assert isinstance(attention, GroupedAttention)
+                assert isinstance(mlp, GatedMlp)
+                attention.qkv(self._normed)
+                attention.output(self._attended)
+                mlp.gate_up.gated(self._normed, silu_mul)
+                mlp.down(self._fed)
+            return self._model.logits(self._normed[: self.rows])
+
+        inputs = (self._normed, self._attended, self._fed)
+        return body() if self._tokens > _MOST_RECORDED else self._operations.replay((self, "products"), inputs, body)
+
     def head(self) -> None:
         self._model.logits(self._normed[: self.rows])
 

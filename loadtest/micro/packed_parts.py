@@ -1,7 +1,7 @@
 """Weights in codes beside the same weights in numbers, by turns in one process.
 
 The share is that of the rate at which this machine copies memory: of the bytes of all products, codes and scales, over
-the time of the whole step.
+the time of the whole step, and over that of its products alone.
 """
 
 import time
@@ -66,13 +66,27 @@ def measure(model: Path, context: int, dtype: torch.dtype) -> list[Record]:
                 "numbers_ms": number_s * 1e3,
                 "times": number_s / packed_s,
             }
-            if new == 1:
-                record |= {
-                    "packed_share": packed_bytes / packed_s / copied,
-                    "numbers_share": number_bytes / number_s / copied,
-                }
             records.append(record)
+            if new == 1:
+                record |= _shares(packed_bytes, packed_s, number_bytes, number_s, copied)
+                packed_s, number_s = by_turns(own.products, other.products)
+                records.append(
+                    {
+                        "of": f"{rows} x {new} tokens, products alone",
+                        "packed_ms": packed_s * 1e3,
+                        "numbers_ms": number_s * 1e3,
+                        "times": number_s / packed_s,
+                        **_shares(packed_bytes, packed_s, number_bytes, number_s, copied),
+                    }
+                )
         return records
+
+
+def _shares(packed_bytes: int, packed_s: float, number_bytes: int, number_s: float, copied: float) -> Record:
+    return {
+        "packed_share": packed_bytes / packed_s / copied,
+        "numbers_share": number_bytes / number_s / copied,
+    }
 
 
 def _load(model: Path, config: DecoderConfig, dtype: torch.dtype, *, as_numbers: bool) -> tuple[DecoderWeights, int]:
