@@ -11,9 +11,11 @@ from transformers import AutoModelForCausalLM
 class Reference:
     """A checkpoint in `transformers`."""
 
-    def __init__(self, directory: Path, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, directory: Path, dtype: torch.dtype = torch.float32, **options: Any) -> None:
         # Eager experts take any width, one after the other; others take multiples of 16 bytes.
-        self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, experts_implementation="eager")
+        self._model = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=dtype, experts_implementation="eager", **options
+        )
 
     def tokens(self, prompt: list[int], num_tokens: int) -> list[int]:
         """Its greedy continuation."""

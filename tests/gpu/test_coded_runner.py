@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Mxfp4Config
 
 from services.config import Quantization
+from services.engine.kernels.gpu.stacked_experts import CodedExperts
 from services.engine.models.architectures import parse_model_config
 from services.engine.models.experts import ExpertsMlp
 from services.engine.models.registry import load_weights, open_tensors
@@ -21,9 +23,10 @@ from services.engine.runner.gpu.makers import makers_for
 from services.engine.runner.load_plan import kv_layout
 from services.protocol.model_files.open import open_model
 from tests.checkpoints import write_checkpoint
-from tests.engine.oracle import prompts_of
+from tests.engine.oracle import Reference, prompts_of
 from tests.engine.stepping import Row, run_greedy
 from tests.gpu.coded_tensors import CodedTensors
+from tests.quantized_checkpoints import write_mxfp4
 
 _AS_THEY_ARE = Inputs.AS_THEY_ARE
 _NUM_BLOCKS, _BLOCK_SIZE = 64, 16
@@ -51,16 +54,16 @@ WAYS: dict[str, tuple[str, dict[str, Any], Ways]] = {
 
 def on_gpu(
     directory: Path,
-    ways: Ways,
+    ways: Ways | None,
     dtype: torch.dtype,
     capability: tuple[int, int] = _HOPPER,
     kept: KeptForms | None = None,
 ) -> GpuRunner:
-    """Makes a runner with weights as codes, on a GPU where there is one."""
+    """Makes a runner with weights as codes, on a GPU where there is one. ways: None: the checkpoint has codes."""
     device: Device = CudaDevice() if torch.cuda.is_available() else HostDevice()
     config = parse_model_config(open_model(directory).config())
     with open_tensors(directory, config, device.torch) as source:
-        tensors = CodedTensors(source, ways)
+        tensors = source if ways is None else CodedTensors(source, ways)
         makers = makers_for(Quantization.NONE, capability)
         weights = load_weights(tensors, config, dtype, makers=makers, kept=kept)
     layout = kv_layout(config, _BLOCK_SIZE, dtype)
@@ -131,7 +134,32 @@ def test_experts_are_one_kernel_of_codes(tmp_path: Path) -> None:
 
     (layer,) = weights_of(runner).layers
     assert isinstance(layer.mlp, ExpertsMlp)
-    assert type(layer.mlp.experts.kernel).__name__ == "CodedExperts"
+    assert isinstance(layer.mlp.experts.kernel, CodedExperts)
+
+
+def test_gpt_oss_has_the_logprobs_of_transformers_over_the_same_file(tmp_path: Path) -> None:
+    """In MXFP4, which `transformers` unpacks itself. Experts of 160 columns; a row uses two of five."""
+    directory, kept = tmp_path / "quantized", KeptForms()
+    shape: dict[str, Any] = {
+        "hidden_size": 96,
+        "intermediate_size": 160,
+        "num_local_experts": 5,
+        "num_hidden_layers": 1,
+    }
+    write_mxfp4(directory, write_checkpoint(tmp_path / "plain", "gpt_oss", **shape))
+    runner = on_gpu(directory, None, torch.float32, kept=kept)
+
+    rows = run_greedy(runner, prompts_of([1, 19]), 2, chunk=16, num_logprobs=0)
+
+    reference = Reference(directory, quantization_config=Mxfp4Config(dequantize=True))
+    for row, prompt in zip(rows, prompts_of([1, 19]), strict=True):
+        tokens, logprobs = reference.run(prompt, 2)
+        assert row.generated == tokens
+        assert logprobs_of([row]) == pytest.approx(logprobs[torch.arange(2), tokens].tolist(), abs=1e-4)
+    assert kept.notices() == ()
+    for layer in weights_of(runner).layers:
+        assert isinstance(layer.mlp, ExpertsMlp)
+        assert isinstance(layer.mlp.experts.kernel, CodedExperts)
 
 
 @pytest.mark.parametrize(

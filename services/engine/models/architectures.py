@@ -95,7 +95,7 @@ def weight_bytes(config: ModelConfig, item_bytes: int, code_bits: CodeBits | Non
     shares, total = shares_of(config), 0
     for name, shape in shapes_of(config).items():
         count = _num_read(shape, shares.get(name, Share()))
-        bits = code_bits(name, shape[1]) if code_bits is not None and len(shape) == 2 else None
+        bits = code_bits(name, shape[1]) if code_bits is not None and len(shape) > 1 else None
         total += count * item_bytes if bits is None else int(count * bits / 8)
     return total
 

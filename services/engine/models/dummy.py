@@ -14,6 +14,8 @@ from services.engine.models.shapes import Shapes
 from services.engine.models.tensor_source import index_of
 from services.engine.quantization.codes import CodedMatrix
 
+_OF_EXPERTS = 3  # dimensions of a tensor of all experts
+
 
 class DummyTensors:
     """A `TensorSource` that makes each tensor on its device when it is read, so that there is never a second copy.
@@ -50,17 +52,26 @@ class DummyTensors:
         """See `TensorSource.read`. A matrix is normal with variance 1 / inputs, so that activations keep their size;
         norms are ones and biases zeros. A residual stream then grows as the square root of the number of layers.
 
-        A part is cut out of the whole tensor, so that ranks have the weights of the whole model.
+        A part is cut out of the whole tensor, so that ranks have the weights of the whole model. Of a tensor of all
+        experts each is made by itself.
         """
-        whole = self._make(name, dtype)
+        if len(self._shapes[name]) == _OF_EXPERTS:
+            return self._make_experts(name, dtype, rows, columns)
+        whole = self._make(name, self._shapes[name], dtype)
         return whole if rows is None and columns is None else whole[index_of(rows, columns)].clone()
 
     def coded(self, name: str, rows: slice | None = None, columns: slice | None = None) -> CodedMatrix | None:
         """Returns None: random weights are numbers."""
         return None
 
-    def _make(self, name: str, dtype: torch.dtype) -> Tensor:
-        tensor = torch.empty(self._shapes[name], dtype=dtype, device=self._device)
+    def _make_experts(self, name: str, dtype: torch.dtype, rows: slice | None, columns: slice | None) -> Tensor:
+        num_experts, *shape = self._shapes[name]
+        experts = range(num_experts)[rows or slice(None)]
+        made = [self._make(f"{name}.{expert}", tuple(shape), dtype)[columns or slice(None)] for expert in experts]
+        return torch.stack(made)
+
+    def _make(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        tensor = torch.empty(shape, dtype=dtype, device=self._device)
         if tensor.dim() == 1:
             return tensor.fill_(0.0 if name.endswith(".bias") else 1.0)
         generator = torch.Generator(self._device).manual_seed(_seed(name))

@@ -3,7 +3,6 @@
 y = sum over the token's experts of weight * expert(x)  [+ sigmoid(x g) * shared(x), or + shared(x)]
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +14,7 @@ from services.engine.models.base import Weights
 from services.engine.models.config import DecoderConfig, layer_prefix
 from services.engine.models.expert_tensors import ExpertNames
 from services.engine.models.experts_config import Experts
-from services.engine.models.grouped_mlp import ExpertWeights, GroupedMlp
+from services.engine.models.grouped_mlp import ExpertCodes, ExpertWeights, GroupedMlp
 from services.engine.models.linear import Linear
 from services.engine.models.parts import GatedMlp, Mlp, load_gated_mlp
 from services.engine.models.routing import route
@@ -96,15 +95,11 @@ def load_experts(names: ExpertNames, tensors: Tensors, config: DecoderConfig, la
         gate, up, down = (f"{prefix}{name}" for name in names.of_shared())
         shared = GatedMlp(tensors.linear(gate, up, bias=False), tensors.linear(down, bias=False), experts.shared_size)
 
-    def of_expert(expert: int) -> tuple[str, str, str]:
-        gate, up, down = (f"{prefix}{name}.weight" for name in names.of_expert(expert))
-        return gate, up, down
-
-    read = _read_in_one(names, tensors, config, prefix) if names.in_one_tensor else _read_each(names, tensors, prefix)
+    readers = _OfAll(names, tensors, config, prefix) if names.in_one_tensor else _OfEach(names, tensors, prefix)
     return ExpertsMlp(
         numbers=experts,
         router=_load_router(names, tensors, experts, prefix),
-        experts=tensors.grouped_mlp(experts, read, None if names.in_one_tensor else of_expert),
+        experts=tensors.grouped_mlp(experts, readers.numbers, readers.codes),
         shared=shared,
         width=max(experts.intermediate_size, experts.shared_size),
     )
@@ -117,37 +112,60 @@ def _load_router(names: ExpertNames, tensors: Tensors, experts: Experts, prefix:
     return Router(logits, correction)
 
 
-def _read_each(names: ExpertNames, tensors: Tensors, prefix: str) -> Callable[[int], ExpertWeights]:
-    """Returns what reads an expert from tensors of its own."""
+class _OfEach:
+    """Reads experts from tensors of their own."""
 
-    def read(expert: int) -> ExpertWeights:
-        gate, up, down = (f"{prefix}{name}.weight" for name in names.of_expert(expert))
-        return ExpertWeights(tensors.rows(gate, up), tensors.rows(down), None, None)
+    def __init__(self, names: ExpertNames, tensors: Tensors, prefix: str) -> None:
+        self._names = names
+        self._tensors = tensors
+        self._prefix = prefix
 
-    return read
+    def numbers(self, expert: int) -> ExpertWeights:
+        """Reads an expert's weights."""
+        gate, up, down = self._of(expert)
+        return ExpertWeights(self._tensors.rows(gate, up), self._tensors.rows(down), None, None)
+
+    def codes(self, expert: int) -> ExpertCodes:
+        """Reads those of an expert's weights that are stored as codes."""
+        found = [self._tensors.codes(name) for name in self._of(expert)]
+        return ExpertCodes(tuple(matrix for each in found for matrix in each))
+
+    def _of(self, expert: int) -> tuple[str, str, str]:
+        gate, up, down = (f"{self._prefix}{name}.weight" for name in self._names.of_expert(expert))
+        return gate, up, down
 
 
-def _read_in_one(
-    names: ExpertNames, tensors: Tensors, config: DecoderConfig, prefix: str
-) -> Callable[[int], ExpertWeights]:
-    """Returns what reads an expert from the tensors of all experts, in which gates and ups take turns."""
-    assert config.experts is not None
-    width, rank = config.experts.intermediate_size, 0 if config.sharded is None else config.sharded.rank
-    of_all = f"{prefix}{names.experts}."
-    gate_ups, gate_up_biases = (tensors.vector(f"{of_all}{name}") for name in ("gate_up_proj", "gate_up_proj_bias"))
-    downs, bias = tensors.vector(f"{of_all}down_proj"), f"{of_all}down_proj_bias"
-    down_biases = tensors.vector(bias) if tensors.has(bias) else None
+class _OfAll:
+    """Reads experts, one at a time, from the tensors of all experts, in which gates and ups take turns."""
 
-    def apart(turns: Tensor) -> Tensor:
+    def __init__(self, names: ExpertNames, tensors: Tensors, config: DecoderConfig, prefix: str) -> None:
+        assert config.experts is not None
+        of_all = f"{prefix}{names.experts}."
+        self._tensors = tensors
+        self._gate_up, self._down = f"{of_all}gate_up_proj", f"{of_all}down_proj"
+        width, rank = config.experts.intermediate_size, 0 if config.sharded is None else config.sharded.rank
+        self._turns = range(2 * rank * width, 2 * (rank + 1) * width)  # this rank's gates and ups
+        self._gate_up_biases = tensors.vector(f"{self._gate_up}_bias")
+        has_bias = tensors.has(f"{self._down}_bias")
+        self._down_biases = tensors.vector(f"{self._down}_bias") if has_bias else None
+
+    def numbers(self, expert: int) -> ExpertWeights:
+        """Reads an expert's weights."""
+        gate_up, down = (self._tensors.of_expert(name, expert) for name in (self._gate_up, self._down))
+        return ExpertWeights(self._apart(gate_up.T), down.T.contiguous(), *self._biases(expert))
+
+    def codes(self, expert: int) -> ExpertCodes:
+        """Reads those of an expert's weights that are stored as codes."""
+        gate_ups, downs = (self._tensors.codes(name, expert) for name in (self._gate_up, self._down))
+        begin, end = self._turns.start, self._turns.stop
+        apart = [matrix.rows(first, end, 2) for matrix in gate_ups for first in (begin, begin + 1)]
+        return ExpertCodes((*apart, *downs), *self._biases(expert))
+
+    def _biases(self, expert: int) -> tuple[Tensor, Tensor | None]:
+        down = None if self._down_biases is None else self._down_biases[expert]
+        return self._apart(self._gate_up_biases[expert]), down
+
+    def _apart(self, turns: Tensor) -> Tensor:
         """Returns this rank's gates, then its ups, [2 * width, ...]."""
-        return torch.cat([turns[2 * rank * width + first : 2 * (rank + 1) * width : 2] for first in (0, 1)])
-
-    def read(expert: int) -> ExpertWeights:
-        return ExpertWeights(
-            gate_up=apart(gate_ups[expert].T),
-            down=downs[expert].T.contiguous(),
-            gate_up_bias=apart(gate_up_biases[expert]),
-            down_bias=None if down_biases is None else down_biases[expert],
-        )
-
-    return read
+        own = turns[self._turns.start : self._turns.stop]
+        return torch.cat((own[::2], own[1::2]))

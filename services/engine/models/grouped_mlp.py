@@ -51,7 +51,20 @@ class FillableExperts(ExpertsKernel, Protocol):
         """Takes an expert's weights, see `ExpertWeights`."""
 
 
-ExpertCodes = tuple[CodedMatrix, CodedMatrix, CodedMatrix]  # of one expert: gate and up [width, hidden], down
+class ExpertCodes(NamedTuple):
+    """The weights of one expert as codes."""
+
+    # Gate and up [width, hidden], and down [hidden, width]. Fewer: the others are stored in numbers.
+    matrices: tuple[CodedMatrix, ...]
+    gate_up_bias: Tensor | None = None  # [2 * width], gate first
+    down_bias: Tensor | None = None  # [hidden]
+
+    @property
+    def is_whole(self) -> bool:
+        """Returns True if all of the expert's matrices are codes."""
+        return len(self.matrices) == len(("gate", "up", "down"))
+
+
 # Makes room for a layer's experts; None: there are no kernels for them. Parameters: the numbers, and one expert's
 # second weight, [hidden, width].
 MakeExperts = Callable[[Experts, Tensor], FillableExperts | None]
@@ -157,18 +170,25 @@ def coded_experts(
     """Makes a CPU's kernels for experts whose weights are codes, for x of this dtype; None: there are none for them,
     or they are not stored in codes, or not all in the same way.
 
-    read: returns the codes of an expert, which are taken over; None: it is stored in numbers.
+    read: returns the codes of an expert, which are whole and are taken over; None: it is stored in numbers.
     """
-    from services.engine.kernels.cpu.coded_experts import CodedExperts, can_pack_experts
+    from services.engine.kernels.cpu.coded_experts import CodedExperts, are_alike, can_pack_experts
     from services.engine.kernels.cpu.packed_experts import can_pack
 
     first = read(0)
-    if first is None or not can_pack_experts(first) or not can_pack(experts.routing, first[0].shape[1], dtype):
+    if first is None or not can_pack_experts(first.matrices):
         return None
-    kernel = CodedExperts(experts.routing, first, dtype, experts.clamp)
-    for expert in range(experts.num_experts):
-        codes = first if expert == 0 else read(expert)
-        if codes is None or not kernel.takes(codes):
-            return None
-        kernel.put_codes(expert, codes)
-    return kernel
+    if not can_pack(experts.routing, first.matrices[0].shape[1], dtype):
+        return None
+    kernel = CodedExperts(experts.routing, first.matrices, dtype, experts.clamp)
+
+    def put(expert: int, codes: ExpertCodes | None) -> bool:
+        """Packs an expert, whose codes nobody holds then but the first one's."""
+        if codes is None or not are_alike(codes.matrices, first.matrices):
+            return False
+        kernel.put_codes(expert, codes.matrices)
+        kernel.put_biases(expert, codes.gate_up_bias, codes.down_bias)
+        return True
+
+    others = range(1, experts.num_experts)
+    return kernel if put(0, first) and all(put(expert, read(expert)) for expert in others) else None

@@ -9,6 +9,14 @@ _LAYERS = (
 )  # fmt: skip
 
 
+_OF_ALL_EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")  # [experts, in, out]
+
+
+def is_of_all_experts(name: str) -> bool:
+    """Returns True for a tensor that has a weight of each expert of a layer, [experts, in, out]."""
+    return name.endswith(_OF_ALL_EXPERTS)
+
+
 def is_linear(name: str) -> bool:
     """Returns True for the weight of a linear layer within the layers of a model."""
     return name.removesuffix(".weight").endswith(_LAYERS) and name.endswith(".weight")

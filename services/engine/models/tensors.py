@@ -4,7 +4,8 @@ All tensors are checked before the first is read, so a checkpoint that does not 
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -35,6 +36,17 @@ EMBEDDING = "model.embed_tokens.weight"
 _POOLER = "model.pooler.dense."
 _WHOLE = Share()
 _OF_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+
+
+class _Found(NamedTuple):
+    """A matrix that is stored as codes, without them."""
+
+    form: str
+    nbytes: int
+
+    @classmethod
+    def of(cls, matrix: CodedMatrix) -> Self:
+        return cls(matrix.form, matrix.nbytes)
 
 
 class Tensors:
@@ -101,36 +113,54 @@ class Tensors:
         self,
         experts: Experts,
         read: Callable[[int], ExpertWeights],
-        names: Callable[[int], tuple[str, str, str]] | None = None,
+        read_codes: Callable[[int], ExpertCodes],
     ) -> GroupedMlp:
-        """Makes the MLPs of a layer's experts: see `GroupedMlp`.
-
-        names: returns the names of an expert's gate, up and down, which have no biases; None: they are in one tensor.
-        """
-        kernel = None if names is None else self._coded_experts(experts, names)
+        """Makes the MLPs of a layer's experts: see `GroupedMlp`. Both functions read one expert."""
+        kernel = self._coded_experts(experts, read_codes)
         return GroupedMlp(experts, read, make_kernel=self._make_experts, make_product=self._make_product, kernel=kernel)
 
-    def _coded_experts(self, experts: Experts, names: Callable[[int], tuple[str, str, str]]) -> ExpertsKernel | None:
-        """Makes a kernel of experts in codes; None: they are stored in numbers, or no kernel multiplies them so."""
+    def _coded_experts(self, experts: Experts, read_codes: Callable[[int], ExpertCodes]) -> ExpertsKernel | None:
+        """Makes a kernel of experts in codes; None: they are stored in numbers, or no kernel multiplies them so. Of the
+        codes that were read, nothing is kept here.
+        """
         if self._make_coded_experts is None:
             return None
-        found: list[CodedMatrix] = []
+        found: list[_Found] = []
 
         def read(expert: int) -> ExpertCodes | None:
-            codes = [self._coded([name]) for name in names(expert)]
-            own = [matrix for each in codes if each is not None for matrix in each]
-            found.extend(own)
-            return (own[0], own[1], own[2]) if len(own) == len(codes) else None
+            codes = read_codes(expert)
+            found.extend(map(_Found.of, codes.matrices))
+            return codes if codes.is_whole else None
 
         kernel = self._make_coded_experts(experts, read, self.dtype)
         self._count(found, is_kept=kernel is not None)
         return kernel
 
+    def codes(self, name: str, expert: int | None = None) -> list[CodedMatrix]:
+        """Reads a matrix as codes, or a rank's share of it in pieces of rows; none: it is stored in numbers.
+
+        expert: of a tensor of all experts, [experts, in, out], the one whose matrix [out, in] is read.
+        """
+        if expert is None:
+            return self._coded([name]) or []
+        share = self._share(name)
+        assert share is not None, f"{name} is another rank's"
+        found = self._source.coded(name, slice(expert, expert + 1), share.columns)
+        return [] if found is None else [found]
+
+    def of_expert(self, name: str, expert: int) -> Tensor:
+        """Reads an expert's numbers, [in, out], or a rank's share of its inputs, of a tensor of all experts."""
+        share = self._share(name)
+        assert share is not None, f"{name} is another rank's"
+        tensor = self._source.read(name, self.dtype, slice(expert, expert + 1), share.columns)[0]
+        self._on_read(tensor.nbytes)
+        return tensor.clone() if self._source.lends else tensor
+
     def embedding(self, name: str) -> Embedding:
         """Reads the embedding. It is kept in codes if it is stored so and a CPU's kernel decodes them."""
         if self._fused and self._make_coded is None and (found := self._coded([name])) is not None:
             panels = coded_panels(found, self.dtype)
-            self._count(found, is_kept=panels is not None)
+            self._count(map(_Found.of, found), is_kept=panels is not None)
             if panels is not None:
                 return Embedding(name, panels, self.dtype)
         return Embedding(name, self.vector(name), self.dtype)
@@ -174,7 +204,7 @@ class Tensors:
             layer = coded_kernel(stacked(found), bias, self.dtype)
         else:
             layer = coded_linear(stacked(found), bias, self._make_coded)
-        self._count(found, is_kept=layer is not None)
+        self._count(map(_Found.of, found), is_kept=layer is not None)
         return layer
 
     def _coded(self, names: Sequence[str]) -> list[CodedMatrix] | None:
@@ -190,9 +220,9 @@ class Tensors:
                 found.append(piece)
         return found
 
-    def _count(self, matrices: Sequence[CodedMatrix], *, is_kept: bool) -> None:
+    def _count(self, found: Iterable["_Found"], *, is_kept: bool) -> None:
         """Tells how matrices that are stored as codes are kept."""
-        for matrix in matrices:
+        for matrix in found:
             if is_kept:
                 self._kept.keep(matrix.form)
                 self._on_read(matrix.nbytes)

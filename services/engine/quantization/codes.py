@@ -129,10 +129,11 @@ class CodedMatrix:
         groups = "for each row" if self.group >= self.shape[1] else f"for {self.group} numbers"
         return f"{self.code.value} with a scale {groups}"
 
-    def rows(self, begin: int, end: int) -> "CodedMatrix":
+    def rows(self, begin: int, end: int, step: int = 1) -> "CodedMatrix":
         """Returns these rows, which share the memory."""
-        offsets = None if self.offsets is None else self.offsets[begin:end]
-        return replace(self, codes=self.codes[begin:end], scales=self.scales[begin:end], offsets=offsets)
+        own = slice(begin, end, step)
+        offsets = None if self.offsets is None else self.offsets[own]
+        return replace(self, codes=self.codes[own], scales=self.scales[own], offsets=offsets)
 
 
 def _kind(matrix: CodedMatrix) -> tuple[object, ...]:

@@ -7,7 +7,7 @@ from services.config.engine import EngineConfig
 from services.engine.kernels.cpu.availability import why_no_kernels
 from services.engine.kernels.cpu.isa import IsaError
 from services.engine.models.architectures import CodeBits, weight_bytes
-from services.engine.models.linear_names import is_linear
+from services.engine.models.linear_names import is_linear, is_of_all_experts
 from services.engine.models.model_config import ModelConfig
 from services.engine.quantization.schemes import Scheme
 from services.protocol.model_files.base import ModelError
@@ -39,7 +39,7 @@ def _code_bits(engine: EngineConfig, config: ModelConfig, dtype: str) -> CodeBit
     if engine.device == DeviceKind.CUDA or engine.kernels == Kernels.TORCH or why_no_kernels(dtype) is not None:
         return None
     if engine.quantization == Quantization.INT4:
-        return lambda name, depth: _INT4_BITS if is_linear(name) else None
+        return lambda name, depth: _INT4_BITS if is_linear(name) or is_of_all_experts(name) else None
     if engine.load_format == LoadFormat.DUMMY:
         return None
     if config.scheme is not None:
@@ -50,7 +50,8 @@ def _code_bits(engine: EngineConfig, config: ModelConfig, dtype: str) -> CodeBit
 
 def _of_scheme(scheme: Scheme) -> CodeBits:
     def bits(name: str, depth: int) -> float | None:
-        layer = scheme.layer(name.removesuffix(".weight")) if is_linear(name) else None
+        is_stored = is_linear(name) or is_of_all_experts(name)
+        layer = scheme.layer(name.removesuffix(".weight")) if is_stored else None
         return None if layer is None else layer.kept_bits(depth)
 
     return bits

@@ -168,9 +168,12 @@ def test_mxfp4_is_what_transformers_unpacks(tmp_path: Path) -> None:
         assert torch.equal(source.read(name, torch.float32), expected)
         assert torch.equal(source.read(name, torch.float32, slice(2, 5), slice(7, 40)), expected[2:5, 7:40])
         assert source.coded(name) is None
-        matrix = source.coded(name, slice(3, 4), slice(32, 64))
-        assert matrix is not None
-        assert torch.equal(matrix.numbers(torch.float32), expected[3, 32:64].T)
+        for first, last, group in ((0, 64, 32), (32, 64, 32), (16, 48, 16), (24, 40, 8), (7, 33, 1), (32, 33, 1)):
+            matrix = source.coded(name, slice(3, 4), slice(first, last))
+            assert matrix is not None
+            assert matrix.group == group
+            assert torch.equal(matrix.numbers(torch.float32), expected[3, first:last].T)
+        assert source.coded(name, slice(3, 4), slice(5, 5)) is None
 
 
 @pytest.mark.few(2)

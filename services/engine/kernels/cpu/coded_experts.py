@@ -1,5 +1,6 @@
 """The experts of a layer by kernels, with their weights in codes."""
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -20,29 +21,25 @@ _MOST_PANELS, _LEAST_ITEMS = 12, 8  # as for experts in numbers
 
 
 class CodedExperts(PackedExperts):
-    """The MLPs of all experts of a layer. `put_codes` brings the weights of each."""
+    """The MLPs of all experts of a layer. `put_codes` brings the weights of each, `put_biases` their biases."""
 
     def __init__(
         self,
         numbers: RoutingNumbers,
-        first: tuple[CodedMatrix, CodedMatrix, CodedMatrix],
+        first: Sequence[CodedMatrix],
         dtype: torch.dtype,
         clamp: tuple[float, float] | None,
     ) -> None:
-        """first: gate, up [width, hidden] and down [hidden, width] of an expert, which `can_pack_experts` accepts."""
+        """first: gate, up [width, hidden] and down [hidden, width] of an expert, which `can_pack_experts` accepts. They
+        are looked at, and not kept.
+        """
         self._first = first
         width, hidden = first[0].shape
         super().__init__(numbers, hidden, width, dtype, clamp)
+        del self._first
 
-    def takes(self, weights: tuple[CodedMatrix, CodedMatrix, CodedMatrix]) -> bool:
-        """Returns True if an expert's gate, up and down are stored as those of the first expert."""
-        return all(
-            can_pack(own) and own.is_like(first) and own.shape == first.shape and own.order is None
-            for own, first in zip(weights, self._first, strict=True)
-        )
-
-    def put_codes(self, expert: int, weights: tuple[CodedMatrix, CodedMatrix, CodedMatrix]) -> None:
-        """Packs an expert's gate, up and down, which `takes` accepts."""
+    def put_codes(self, expert: int, weights: Sequence[CodedMatrix]) -> None:
+        """Packs an expert's gate, up and down, which are like the first expert's: see `are_alike`."""
         gate, up, down = weights
         for part, matrix in enumerate((gate, up)):
             self._fed = pack_codes(matrix, self._gate_up_panels[expert, part])
@@ -140,7 +137,15 @@ class CodedExperts(PackedExperts):
         return rows, sums
 
 
-def can_pack_experts(first: tuple[CodedMatrix, CodedMatrix, CodedMatrix]) -> bool:
+def are_alike(weights: Sequence[CodedMatrix], first: Sequence[CodedMatrix]) -> bool:
+    """Returns True if an expert's gate, up and down are stored as those of another one, which can be packed."""
+    return all(
+        can_pack(own) and own.is_like(other) and own.shape == other.shape and own.order is None
+        for own, other in zip(weights, first, strict=True)
+    )
+
+
+def can_pack_experts(first: Sequence[CodedMatrix]) -> bool:
     """Returns True if there are kernels for gate, up and down that are stored so."""
     gate, up, _ = first
     return gate.is_like(up) and all(can_pack(matrix) and matrix.order is None for matrix in first)

@@ -6,11 +6,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from services.engine.models.linear_names import is_linear
+from services.engine.models.linear_names import is_linear, is_of_all_experts
 from services.engine.models.tensor_source import TensorSource
 from services.engine.quantization.codes import CodedMatrix
-
-_OF_ALL_EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")  # [experts, in, out]
 
 Quantize = Callable[[Tensor], CodedMatrix]
 
@@ -49,7 +47,7 @@ class QuantizedAtLoad:
 
     def read(self, name: str, dtype: torch.dtype, rows: slice | None = None, columns: slice | None = None) -> Tensor:
         """See `TensorSource.read`. Whole rows are read of a matrix that is quantized, since a scale is theirs."""
-        if name.endswith(_OF_ALL_EXPERTS):
+        if is_of_all_experts(name):
             return self._read_experts(name, dtype, rows, columns)
         if not is_linear(name) or self._source.coded(name, slice(0, 1)) is not None:
             return self._source.read(name, dtype, rows, columns)
@@ -60,7 +58,7 @@ class QuantizedAtLoad:
         """See `TensorSource.coded`. Columns begin and end with a group."""
         if (stored := self._source.coded(name, rows, columns)) is not None:
             return stored
-        if name.endswith(_OF_ALL_EXPERTS):
+        if is_of_all_experts(name):
             if rows is None or rows.stop - rows.start != 1:
                 return None
             return _columns_of(self._expert(name, rows), columns)

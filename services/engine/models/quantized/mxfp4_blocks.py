@@ -1,5 +1,7 @@
 """gpt-oss' experts in blocks of 32 numbers with one exponent, as numbers [experts, in, out] and as codes."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -17,20 +19,25 @@ def read_experts(part: ReadPart, dtype: torch.dtype, experts: range, inputs: ran
     """Returns these experts' numbers of these inputs, [experts, inputs, out], one expert at a time."""
     first = _part(part, "_scales", range(0, 1))
     numbers = torch.empty((len(experts), len(inputs), first.shape[1]), dtype=dtype, device=first.device)
-    around = _around(inputs)
     for place, expert in enumerate(experts if inputs else ()):
-        whole = coded_expert(part, expert, around).numbers(dtype)
-        numbers[place] = whole[:, inputs.start - around.start : inputs.stop - around.start].T
+        numbers[place] = coded_expert(part, expert, inputs).numbers(dtype).T
     return numbers
 
 
 def coded_expert(part: ReadPart, expert: int, inputs: range) -> CodedMatrix:
-    """Returns an expert's matrix [out, inputs] as codes. The inputs are whole blocks."""
-    blocks = slice(inputs.start // MX_BLOCK, inputs.stop // MX_BLOCK)
+    """Returns an expert's matrix [out, inputs] as codes. Where the inputs, which are some, cut a block, smaller groups
+    have its exponent.
+    """
+    first, blocks = inputs.start // MX_BLOCK, slice(inputs.start // MX_BLOCK, -(-inputs.stop // MX_BLOCK))
     packed = _part(part, "_blocks", range(expert, expert + 1))[0][:, blocks]
     exponents = _part(part, "_scales", range(expert, expert + 1))[0][:, blocks]
-    codes = torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(1)
-    return CodedMatrix(Code.E2M1, codes, _scales(exponents), None, MX_BLOCK)
+    codes, scales = torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(1), _scales(exponents)
+    group = math.gcd(MX_BLOCK, inputs.start, inputs.stop)
+    if group < MX_BLOCK:
+        begin, end = inputs.start - first * MX_BLOCK, inputs.stop - first * MX_BLOCK
+        of_groups = scales.repeat_interleave(MX_BLOCK // group, dim=1)
+        codes, scales = codes[:, begin:end], of_groups[:, begin // group : end // group]
+    return CodedMatrix(Code.E2M1, codes, scales, None, group)
 
 
 def _scales(exponents: Tensor) -> Tensor:
@@ -43,15 +50,6 @@ def check_exponents(name: str, part: ReadPart) -> None:
     """Raises ModelError for an exponent that means no number."""
     if bool((_part(part, "_scales", None) == _NAN).any()):
         raise ModelError(f"tensor {name}_scales has a scale that is not finite")
-
-
-def whole_blocks(inputs: range) -> bool:
-    """Returns True if these inputs are some, and begin and end with a block."""
-    return bool(inputs) and inputs == _around(inputs)
-
-
-def _around(inputs: range) -> range:
-    return range(inputs.start // MX_BLOCK * MX_BLOCK, -(-inputs.stop // MX_BLOCK) * MX_BLOCK)
 
 
 def _part(part: ReadPart, end: str, experts: range | None) -> Tensor:

@@ -14,7 +14,6 @@ from services.engine.models.quantized.mxfp4_blocks import (
     check_exponents,
     coded_expert,
     read_experts,
-    whole_blocks,
 )
 from services.engine.models.weight_files import FLOATING
 from services.engine.quantization.codes import CodedMatrix
@@ -107,16 +106,16 @@ class QuantizedTensors:
     def coded(self, name: str, rows: slice | None = None, columns: slice | None = None) -> CodedMatrix | None:
         """See `TensorSource.coded`. Columns begin and end with a group; with an order of inputs they are all.
 
-        Of a tensor of all experts, [experts, in, out], rows name one expert, and the matrix is its [out, in].
+        Of a tensor of all experts, [experts, in, out], rows name one expert, the matrix is its [out, in], and columns
+        may be any.
         """
         if name not in self._layers:
             return None
         stored = self._layers[name]
         if isinstance(stored.layer, Mxfp4Experts):
             experts, inputs = self._places(name, rows, columns)
-            if len(experts) != 1 or not whole_blocks(inputs):
-                return None
-            return coded_expert(self._reader(stored.name), experts.start, inputs)
+            whole = len(experts) == 1 and len(inputs) > 0
+            return coded_expert(self._reader(stored.name), experts.start, inputs) if whole else None
         _, depth = self._shape(name)
         matrix = self._matrix(name, rows, columns)
         coded = matrix.coded(depth) if matrix.codes.numel() else None

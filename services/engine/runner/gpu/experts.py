@@ -26,23 +26,20 @@ def coded_experts(
     """Makes a GPU's kernels for experts whose weights are codes; None: there are none for them, or they are not stored
     in codes, or not all in the same way.
 
-    read: returns the codes of an expert, which are taken over; None: it is stored in numbers. can_multiply: returns
-    True if the GPU takes matrices of this kind.
+    read: returns the codes of an expert, which are whole and are taken over; None: it is stored in numbers.
+    can_multiply: returns True if the GPU takes matrices of this kind.
     """
-    kernel: CodedExperts | None = None
-    for expert in range(experts.num_experts):
-        if (codes := read(expert)) is None:
-            return None
-        gate_up, down = stacked(codes[:2]), codes[2]
+    kernel = CodedExperts(experts.routing, experts.clamp)
+
+    def put(expert: int, codes: ExpertCodes | None) -> bool:
+        """Packs an expert, whose codes nobody holds then."""
+        if codes is None:
+            return False
+        gate_up, down = stacked(codes.matrices[:2]), codes.matrices[2]
         whole = (*gate_up, down)
-        if (
-            len(gate_up) > 1
-            or any(one.order is not None or not can_pack(one) for one in whole)
-            or not can_multiply(whole)
-        ):
-            return None
-        if kernel is None:
-            kernel = CodedExperts(experts.routing, experts.clamp)
-        if not kernel.put_codes(expert, gate_up[0], down, None, None):
-            return None
-    return kernel
+        fits = all(one.order is None and can_pack(one) for one in whole) and can_multiply(whole)
+        if len(gate_up) > 1 or not fits:
+            return False
+        return kernel.put_codes(expert, gate_up[0], down, codes.gate_up_bias, codes.down_bias)
+
+    return kernel if all(put(expert, read(expert)) for expert in range(experts.num_experts)) else None
