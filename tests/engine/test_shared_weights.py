@@ -6,6 +6,7 @@ import os
 import signal
 import struct
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from services.engine.kernels.cpu.intrinsics import ISA
 from services.engine.kernels.cpu.shared_file import SharedFile, SharedFileError, open_sealed
 from services.engine.kernels.routing_numbers import RoutingNumbers, Scores
 from services.engine.runner.cpu import shared_weights
-from services.engine.runner.cpu.shared_weights import name_of, share_weights
+from services.engine.runner.cpu.shared_weights import SharedWeights, name_of, share_weights
 from services.engine.runner.cpu.weight_holders import Holder, NotSharedError, WeightHolders
 from services.engine.runner.cpu.weight_image import ImageError, image_bytes, weights_of
 from tests.engine.sharing import SHAPE, Told, sharers
@@ -162,7 +163,9 @@ def memory(content: bytes, mode: int = 0o600, *, sealed: bool = True) -> int:
     return file
 
 
-WHOLE = b"\0" * 64 + struct.pack("<QQ16s", 0, 4, b"baton's weights\n")
+TAIL = "<QQ32s16s"
+NAME = sha256(b"name").digest()
+WHOLE = b"\0" * 64 + struct.pack(TAIL, 0, 4, NAME, b"baton's weights\n")
 
 
 @pytest.mark.parametrize(
@@ -187,7 +190,8 @@ def test_lines_that_name_nobody_are_passed_over(tmp_path: Path, content: bytes) 
     [
         (b"x", 0o600, True, "without an end"),
         (b"x" * 4096, 0o600, True, "has no weights"),
-        (WHOLE[:-40] + struct.pack("<QQ16s", 1 << 60, 4, WHOLE[-16:]), 0o600, True, "has no weights"),
+        (b"\0" * 64 + struct.pack(TAIL, 1 << 60, 4, NAME, WHOLE[-16:]), 0o600, True, "has no weights"),
+        (WHOLE.replace(NAME, sha256(b"other").digest()), 0o600, True, "has other weights"),
         (WHOLE, 0o600, False, "not complete"),
         (WHOLE, 0o640, True, "other users"),
     ],
@@ -197,16 +201,34 @@ def test_files_that_are_no_complete_weights_are_not_mapped(
 ) -> None:
     file = memory(content, mode, sealed=sealed)
     with pytest.raises(SharedFileError, match=why):
-        open_sealed(f"/proc/self/fd/{file}")
+        open_sealed(f"/proc/self/fd/{file}", "name")
     (tmp_path / "name").touch(mode=0o600)
     (tmp_path / "name").write_text(line(file))
     assert shared(tmp_path, 3.0) == (True, 3.0)
     os.close(file)
 
 
+def test_a_descriptor_that_has_other_weights_by_now_is_not_mapped(tmp_path: Path) -> None:
+    """A process that lets go of weights has its next file by the same descriptor, which the line of the first names."""
+
+    def share(name: str, number: float) -> SharedWeights:
+        return share_weights(name, lambda: packed(number), Told(), WeightHolders(tmp_path))
+
+    def descriptor(name: str) -> str:
+        return (tmp_path / name).read_text().split()[2]
+
+    first = share("first", 1.0)
+    del first
+    other = share("other", 2.0)
+    assert descriptor("other") == descriptor("first"), "so that the line of the first names it"
+    again = share("first", 3.0)
+    assert (again.is_own, again.weights["weight"][0].item()) == (True, 3.0)
+    assert other.weights["weight"][0].item() == 2.0
+
+
 def test_a_complete_file_whose_image_is_none_is_not_used(tmp_path: Path) -> None:
     file = memory(WHOLE)
-    open_sealed(f"/proc/self/fd/{file}")
+    open_sealed(f"/proc/self/fd/{file}", "name")
     (tmp_path / "name").touch(mode=0o600)
     (tmp_path / "name").write_text(line(file))
     with pytest.raises(NotSharedError, match="cannot be read"):
@@ -218,7 +240,7 @@ def test_an_image_calls_no_code_but_the_engines(tmp_path: Path) -> None:
     with pytest.raises(NotSharedError, match="builtin_function_or_method is in them"):
         share_weights("name", lambda: {"code": os.system}, Told(), WeightHolders(tmp_path))
     memory = SharedFile()
-    mapping = memory.finish(b"")
+    mapping = memory.finish(b"", "name")
     for module, name in [("os", "system"), ("services.engine.models.opt", "torch.os.system")]:
         for node in (["origin", [module, name], [], {}], ["object", module, name, {}], ["enum", module, name, "x"]):
             with pytest.raises(ImageError, match=r"is no part of weights|has no attribute"):
@@ -232,7 +254,7 @@ def test_an_image_calls_no_code_but_the_engines(tmp_path: Path) -> None:
 def test_an_image_that_contradicts_itself_is_refused(nodes: object) -> None:
     memory = SharedFile()
     with pytest.raises(ImageError, match="cannot be read"):
-        weights_of(json.dumps(nodes).encode(), memory.finish(b""))
+        weights_of(json.dumps(nodes).encode(), memory.finish(b"", "name"))
 
 
 def test_an_image_gives_objects_back_as_they_were() -> None:
@@ -243,7 +265,7 @@ def test_an_image_gives_objects_back_as_they_were() -> None:
     whole = {"a": (weight, columns, shared_twice), "b": others, "c": {1, 2}}
     file = SharedFile()
     image = image_bytes(whole, file)
-    found = weights_of(image, file.finish(image))
+    found = weights_of(image, file.finish(image, "name"))
     assert torch.equal(found["a"][0], weight)
     assert torch.equal(found["a"][1], columns)
     assert found["a"][2] is found["b"][0]
@@ -273,7 +295,7 @@ def test_weights_in_use_keep_their_file_from_being_sealed() -> None:
     file = SharedFile()
     weight = file.take(64)
     with pytest.raises(SharedFileError, match="still in use"):
-        file.finish(b"image")
+        file.finish(b"image", "name")
     assert weight[0] == 0
 
 

@@ -2,13 +2,13 @@
 the last process that has it ends, however it ends.
 
     ┌──────────────┬──────────────┬─────┬────────┬───────────────────────────────┐
-    │ weight       │ weight       │ ... │ image  │ offset and size of the image  │
+    │ weight       │ weight       │ ... │ image  │ where the image is, the name  │
     └──────────────┴──────────────┴─────┴────────┴───────────────────────────────┘
     0, a border of huge pages                                   the last _TAIL bytes
 
 One process writes the file, and seals it when all of it is there: then nobody can write to it any more, this process
 included. A file that is not sealed is not complete, so nobody else maps it. The image is bytes that say what lies
-where.
+where. Descriptors are used again, so a file says itself whose weights it has: it is mapped by that name alone.
 
 A file like this has small pages, unless the system's setting for shared memory (`shmem_enabled`) is another than the
 usual `never`; but the kernel puts into huge pages what a process asks it to (MADV_COLLAPSE, Linux 6.1), even so.
@@ -22,6 +22,7 @@ import os
 import stat
 import struct
 import weakref
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ import psutil
 
 _HUGE = 2 << 20  # bytes of a huge page
 _LINE = 64
-_TAIL = struct.Struct("<QQ16s")  # offset and size of the image, _MAGIC
+_TAIL = struct.Struct("<QQ32s16s")  # offset and size of the image, digest of the name, _MAGIC
 _MAGIC = b"baton's weights\n"
 _NAME = "baton-weights"
 _MADV_COLLAPSE = 25  # asm-generic/mman-common.h
@@ -106,17 +107,17 @@ class SharedFile:
             self._provide()
         return self._array[begin : begin + num_bytes]
 
-    def finish(self, image: bytes) -> Mapping:
+    def finish(self, image: bytes, name: str) -> Mapping:
         """Writes the image, and seals the file. Returns all of it, to be read. No weights of it may be in use any more.
 
-        Raises SharedFileError if one is, or there is no room.
+        name: what `open_sealed` is to ask for. Raises SharedFileError if weights are in use, or there is no room.
         """
         offset = self._used
         # The end of the file is that of a huge page; the tail lies before it.
         end = -(-(offset + len(image) + _TAIL.size) // _HUGE) * _HUGE
         space = self.take(end - offset)
         space[: len(image)] = np.frombuffer(image, dtype=np.uint8)
-        space[-_TAIL.size :] = np.frombuffer(_TAIL.pack(offset, len(image), _MAGIC), dtype=np.uint8)
+        space[-_TAIL.size :] = np.frombuffer(_TAIL.pack(offset, len(image), _digest(name), _MAGIC), dtype=np.uint8)
         file = os.dup(self.file)
         try:
             del space
@@ -162,8 +163,10 @@ def why_no_huge_pages() -> str | None:
     return "shared memory gets no huge pages here, from which weights are read faster (--share-weights on shares them)"
 
 
-def open_sealed(path: str) -> Mapping:
-    """Maps a shared file of this user that is complete, to be read. Raises SharedFileError for any other."""
+def open_sealed(path: str, name: str) -> Mapping:
+    """Maps a shared file of this user that is complete and has this name, to be read. Raises SharedFileError for any
+    other.
+    """
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
     except OSError as error:
@@ -177,7 +180,9 @@ def open_sealed(path: str) -> Mapping:
         mapping = Mapping(file, os.fstat(file).st_size, writable=False)
     except OSError as error:
         raise _no_room(error) from error
-    image_of(mapping)  # raises where the tail is none
+    _, _, digest = _tail(mapping)
+    if digest != _digest(name):
+        raise SharedFileError(f"{path}: it has other weights")
     return mapping
 
 
@@ -192,13 +197,23 @@ def written_bytes(path: str) -> int | None:
 
 def image_of(mapping: Mapping) -> bytes:
     """Returns the image of a complete file. Raises SharedFileError."""
+    offset, size, _ = _tail(mapping)
+    return mapping.array()[offset : offset + size].tobytes()
+
+
+def _tail(mapping: Mapping) -> tuple[int, int, bytes]:
+    """Returns where the image of a complete file begins, its size, and the digest of the file's name."""
     content = mapping.array()
     if len(content) < _TAIL.size:
         raise SharedFileError("a shared file without an end")
-    offset, size, magic = _TAIL.unpack(content[-_TAIL.size :].tobytes())
+    offset, size, digest, magic = _TAIL.unpack(content[-_TAIL.size :].tobytes())
     if magic != _MAGIC or offset + size > len(content) - _TAIL.size:
         raise SharedFileError("a file that is sealed, but has no weights")
-    return content[offset : offset + size].tobytes()
+    return offset, size, digest
+
+
+def _digest(name: str) -> bytes:
+    return sha256(name.encode()).digest()
 
 
 def _check(file: int, name: str) -> None:

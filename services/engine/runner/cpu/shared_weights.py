@@ -82,7 +82,7 @@ def _pack(holders: HolderFile, pack: Callable[[], Any]) -> SharedWeights:
         weights = pack()
     image = image_bytes(weights, file)
     del weights  # of which nothing may be in use when the file is sealed
-    mapping = file.finish(image)
+    mapping = file.finish(image, holders.name)
     return _held(holders, mapping, is_own=True)
 
 

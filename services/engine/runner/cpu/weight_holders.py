@@ -4,8 +4,10 @@
 
 A process opens the weights of another by the other's descriptor (/proc/<pid>/fd), which needs nothing of the other: it
 may be busy, or stopped. The file is only a hint. What a line names is opened, checked and believed if it is complete
-(`shared_file.open_sealed`); a line of a process that is gone, of an older life of the machine, or of another host that
-shares the directory names nothing (the name has the machine's boot and the process namespace in it).
+and says itself that it has the weights of this name (`shared_file.open_sealed`): the process may have let go of them
+since, and may have another file by the same descriptor. A line of a process that is gone, of an older life of the
+machine, or of another host that shares the directory names nothing (the name has the machine's boot and the process
+namespace in it).
 
 Whoever packs weights keeps the file locked (flock) until they are complete. The kernel frees the lock of a process that
 dies, and its weights with it.
@@ -65,8 +67,9 @@ class Holder:
 class HolderFile:
     """The file of one name, locked."""
 
-    def __init__(self, file: int) -> None:
+    def __init__(self, file: int, name: str) -> None:
         self._file = file
+        self.name = name
 
     def holders(self) -> list[Holder]:
         """Returns the processes of the file that live."""
@@ -76,7 +79,7 @@ class HolderFile:
         """Returns the weights of the first process that has all of them; None: nobody has."""
         for holder in self.holders():
             with suppress(SharedFileError):
-                return open_sealed(holder.path)
+                return open_sealed(holder.path, self.name)
         return None
 
     def add(self, own: Holder) -> None:
@@ -118,7 +121,7 @@ class WeightHolders:
         except OSError as error:
             raise NotSharedError(f"{self._directory}: {error.strerror or error}") from error
         try:
-            yield HolderFile(file)
+            yield HolderFile(file, name)
         finally:
             os.close(file)
 
@@ -138,7 +141,7 @@ class WeightHolders:
         file = _open(path, os.O_RDWR)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_there(file, path) and (HolderFile(file).remove() if is_own else not _holders(file)):
+            if _is_there(file, path) and (HolderFile(file, name).remove() if is_own else not _holders(file)):
                 path.unlink()
         finally:
             os.close(file)
