@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import struct
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -126,14 +127,20 @@ def test_a_process_that_stands_still_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def _until_waiting(directory: Path, pid: int | None) -> None:
-    """Waits until a process has opened the file of the name, which another has locked, more than once."""
-    path, seen = str(directory / "name"), 0
-    while seen < 2:
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            try:
-                seen += os.readlink(link) == path
-            except FileNotFoundError:
-                continue
+    """Waits until a process has opened the file of the name, which another has locked, and opens it once more."""
+    path, times, was_open = str(directory / "name"), 0, False
+    while times < 2:
+        is_open = path in _open_files(pid)
+        times += is_open and not was_open
+        was_open = is_open
+
+
+def _open_files(pid: int | None) -> set[str]:
+    found = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found.add(os.readlink(link))
+    return found
 
 
 def packed(number: float) -> dict[str, torch.Tensor]:
