@@ -172,19 +172,28 @@ def coded_experts(
 
     read: returns the codes of an expert, which are whole and are taken over; None: it is stored in numbers.
     """
-    from services.engine.kernels.cpu.coded_experts import CodedExperts, are_alike, can_pack_experts
+    from services.engine.kernels.cpu import coded_experts, int8_experts
     from services.engine.kernels.cpu.packed_experts import can_pack
 
     first = read(0)
-    if first is None or not can_pack_experts(first.matrices):
+    if first is None or not can_pack(experts.routing, first.matrices[0].shape[1], dtype):
         return None
-    if not can_pack(experts.routing, first.matrices[0].shape[1], dtype):
-        return None
-    kernel = CodedExperts(experts.routing, first.matrices, dtype, experts.clamp)
+    can_multiply = int8_experts.can_multiply
+    kernel: int8_experts.Int8Experts | coded_experts.CodedExperts
+    if can_multiply(first.matrices):
+        kernel = int8_experts.Int8Experts(experts.routing, first.matrices, dtype, experts.clamp)
+    else:
+        can_multiply = coded_experts.can_multiply
+        if not can_multiply(first.matrices):
+            return None
+        kernel = coded_experts.CodedExperts(experts.routing, first.matrices, dtype, experts.clamp)
 
     def put(expert: int, codes: ExpertCodes | None) -> bool:
         """Packs an expert, whose codes nobody holds then but the first one's."""
-        if codes is None or not are_alike(codes.matrices, first.matrices):
+        if codes is None or not can_multiply(codes.matrices):
+            return False
+        pairs = zip(codes.matrices, first.matrices, strict=True)
+        if not all(own.is_like(other) and own.shape == other.shape for own, other in pairs):
             return False
         kernel.put_codes(expert, codes.matrices)
         kernel.put_biases(expert, codes.gate_up_bias, codes.down_bias)

@@ -38,14 +38,21 @@ def _code_bits(engine: EngineConfig, config: ModelConfig, dtype: str) -> CodeBit
     """Returns what says the bits of each number that is kept in codes; None: none is."""
     if engine.device == DeviceKind.CUDA or engine.kernels == Kernels.TORCH or why_no_kernels(dtype) is not None:
         return None
-    if engine.quantization == Quantization.INT4:
-        return lambda name, depth: _INT4_BITS if is_linear(name) or is_of_all_experts(name) else None
+    if engine.quantization in (Quantization.INT4, Quantization.INT8):
+        is_int4 = engine.quantization == Quantization.INT4
+        return lambda name, depth: _of_rounded(name, depth, is_int4=is_int4)
     if engine.load_format == LoadFormat.DUMMY:
         return None
     if config.scheme is not None:
         return _of_scheme(config.scheme)
     files = open_model(engine.model)
     return _of_gguf(files) if isinstance(files, GgufFile) else None
+
+
+def _of_rounded(name: str, depth: int, *, is_int4: bool) -> float | None:
+    if not is_linear(name) and not is_of_all_experts(name):
+        return None
+    return _INT4_BITS if is_int4 else 8 + 32 / depth
 
 
 def _of_scheme(scheme: Scheme) -> CodeBits:

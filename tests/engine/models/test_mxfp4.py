@@ -14,6 +14,7 @@ from transformers import Mxfp4Config
 from services.config import Dtype, Quantization
 from services.config.engine import EngineConfig
 from services.engine.kernels.cpu.coded_experts import CodedExperts
+from services.engine.kernels.cpu.int8_experts import Int8Experts
 from services.engine.models.architectures import parse_model_config
 from services.engine.models.experts import ExpertsMlp
 from services.engine.models.model_config import ModelConfig
@@ -23,7 +24,7 @@ from services.engine.models.tensor_source import TensorSource
 from services.engine.models.weights import DecoderWeights
 from services.engine.quantization.codes import CodedMatrix
 from services.engine.quantization.kept import KeptForms
-from services.engine.quantization.rounding import to_int4
+from services.engine.quantization.rounding import to_int4, to_int8
 from services.engine.runner.load import load_runner
 from services.protocol.model_files.open import open_model
 from tests.checkpoints import write_checkpoint
@@ -33,6 +34,7 @@ from tests.quantized_checkpoints import write_mxfp4
 
 CPU = torch.device("cpu")
 NUM_TOKENS, WIDTH = 10, 160  # experts of five panels, which no tile of several divides
+ROUND = {Quantization.INT4: to_int4, Quantization.INT8: to_int8}
 OF_EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
 
 
@@ -111,7 +113,7 @@ def test_logprobs_are_those_of_transformers_over_the_same_file(directory: Path) 
             assert values == pytest.approx(expected[list(ids)].tolist(), abs=1e-3)
 
 
-@pytest.mark.parametrize("quantization", [Quantization.NONE, Quantization.INT4])
+@pytest.mark.parametrize("quantization", [Quantization.NONE, *ROUND])
 def test_experts_are_kept_in_codes_and_are_never_there_in_numbers(quantization: Quantization, directory: Path) -> None:
     """Stored in codes, or made codes at load: one is unpacked to a byte for each code, packed, and let go before the
     next.
@@ -119,10 +121,10 @@ def test_experts_are_kept_in_codes_and_are_never_there_in_numbers(quantization: 
     path = directory if quantization is Quantization.NONE else directory / "numbers"
     config, kept, sizes = config_of(path), KeptForms(), list[int]()
     with open_tensors(path, config, CPU) as source:
-        source = source if quantization is Quantization.NONE else QuantizedAtLoad(source, to_int4)
-        watched = Watched(source)
+        watched = Watched(QuantizedAtLoad(source, ROUND[quantization]) if quantization in ROUND else source)
         weights = load_weights(watched, config, torch.float32, fused=True, kept=kept, on_read=sizes.append)
-    assert all(isinstance(mlp.experts.kernel, CodedExperts) for mlp in experts_of(weights))
+    kind = Int8Experts if quantization is Quantization.INT8 else CodedExperts
+    assert all(isinstance(mlp.experts.kernel, kind) for mlp in experts_of(weights))
     assert kept.notices() == ()
     assert watched.as_numbers == set()
     assert watched.num_coded == 2 * 2 * 9  # layers, products, experts

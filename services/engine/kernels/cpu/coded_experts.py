@@ -30,8 +30,8 @@ class CodedExperts(PackedExperts):
         dtype: torch.dtype,
         clamp: tuple[float, float] | None,
     ) -> None:
-        """first: gate, up [width, hidden] and down [hidden, width] of an expert, which `can_pack_experts` accepts. They
-        are looked at, and not kept.
+        """first: gate, up [width, hidden] and down [hidden, width] of an expert, which `can_multiply` accepts. They are
+        looked at, and not kept.
         """
         self._first = first
         width, hidden = first[0].shape
@@ -39,7 +39,7 @@ class CodedExperts(PackedExperts):
         del self._first
 
     def put_codes(self, expert: int, weights: Sequence[CodedMatrix]) -> None:
-        """Packs an expert's gate, up and down, which are like the first expert's: see `are_alike`."""
+        """Packs an expert's gate, up and down, which are stored like the first expert's."""
         gate, up, down = weights
         for part, matrix in enumerate((gate, up)):
             self._fed = pack_codes(matrix, self._gate_up_panels[expert, part])
@@ -137,18 +137,10 @@ class CodedExperts(PackedExperts):
         return rows, sums
 
 
-def are_alike(weights: Sequence[CodedMatrix], first: Sequence[CodedMatrix]) -> bool:
-    """Returns True if an expert's gate, up and down are stored as those of another one, which can be packed."""
-    return all(
-        can_pack(own) and own.is_like(other) and own.shape == other.shape and own.order is None
-        for own, other in zip(weights, first, strict=True)
-    )
-
-
-def can_pack_experts(first: Sequence[CodedMatrix]) -> bool:
+def can_multiply(weights: Sequence[CodedMatrix]) -> bool:
     """Returns True if there are kernels for gate, up and down that are stored so."""
-    gate, up, _ = first
-    return gate.is_like(up) and all(can_pack(matrix) and matrix.order is None for matrix in first)
+    gate, up, _ = weights
+    return gate.is_like(up) and all(can_pack(matrix) and matrix.order is None for matrix in weights)
 
 
 @cache

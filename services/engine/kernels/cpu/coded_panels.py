@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from services.engine.kernels.cpu.matmul import MOST_DEPTH, WEIGHTS, padded
 from services.engine.kernels.cpu.register_tiles import COLUMNS
-from services.engine.quantization.codes import Code, CodedMatrix, Inputs
+from services.engine.quantization.codes import Code, CodedMatrix
 
 _LOWER, _UPPER = [0, 4, 1, 5], [2, 6, 3, 7]  # depths of the halves of the four bytes of a word
 _PANELS_AT_ONCE = 64
@@ -41,12 +41,12 @@ def can_pack(matrix: CodedMatrix) -> bool:
     """Returns True if there are kernels for such a matrix, which lies in a CPU's memory.
 
     A group is of whole steps, and not longer than what is unpacked at a time, unless it is a whole row. What E4M3 has
-    of codes for no number is unpacked, so that it is found.
+    of codes for no number is unpacked, so that it is found. Inputs are multiplied as they are, whatever a checkpoint
+    says of them: rounding them would save nothing here.
     """
     groups = matrix.scales.shape[1]
     return (
-        matrix.inputs is Inputs.AS_THEY_ARE
-        and matrix.codes.device.type == "cpu"
+        matrix.codes.device.type == "cpu"
         and matrix.shape[1] > 0
         and (groups == 1 or (matrix.group % step_depth(matrix.code) == 0 and matrix.group <= MOST_DEPTH))
         and (matrix.code is not Code.E4M3 or not bool(((matrix.codes & _NAN) == _NAN).any()))

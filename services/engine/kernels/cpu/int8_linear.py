@@ -70,6 +70,7 @@ class Int8Linear:
             rows,
             x.data_ptr(),
             x.stride(0),
+            0,
             codes.data_ptr(),
             codes.stride(0),
             self._depth,
@@ -106,10 +107,10 @@ class Int8Linear:
 def can_multiply(matrices: Sequence[CodedMatrix], dtype: torch.dtype) -> bool:
     """Returns True if there is a kernel for these matrices, one below the other, and for x of this dtype."""
     input_scales = {matrix.input_scale for matrix in matrices}  # rows are quantized once for all
-    return dtype in _DTYPES and len(input_scales) == 1 and all(map(_has_kernel, matrices))
+    return dtype in _DTYPES and len(input_scales) == 1 and all(map(has_kernel, matrices))
 
 
-def _has_kernel(matrix: CodedMatrix) -> bool:
+def has_kernel(matrix: CodedMatrix) -> bool:
     """Returns True for codes of int8 with a scale for each row and inputs that are rounded to int8."""
     _, depth = matrix.shape
     return (

@@ -48,9 +48,17 @@ def pack_codes(codes: Tensor, depth_of_block: int = DEPTH_OF_STEP) -> Tensor:
     depth up to whole blocks.
     """
     out, depth = codes.shape
-    whole = functional.pad(codes, (0, -depth % depth_of_block, 0, padded(out) - out))
-    panels = whole.view(-1, COLUMNS, whole.shape[1] // DEPTH_OF_STEP, DEPTH_OF_STEP).transpose(1, 2)
-    return WEIGHTS.empty(panels.shape, panels.dtype).copy_(panels)
+    steps = -(-depth // depth_of_block) * (depth_of_block // DEPTH_OF_STEP)
+    panels = WEIGHTS.empty(torch.Size((padded(out) // COLUMNS, steps, COLUMNS, DEPTH_OF_STEP)), codes.dtype)
+    put_panels(panels, codes)
+    return panels
+
+
+def put_panels(panels: Tensor, codes: Tensor) -> None:
+    """Writes int8 [out, depth] to its panels, filled up with zeros."""
+    (out, depth), (num_panels, steps, _, _) = codes.shape, panels.shape
+    whole = functional.pad(codes, (0, steps * DEPTH_OF_STEP - depth, 0, num_panels * COLUMNS - out))
+    panels.copy_(whole.view(num_panels, COLUMNS, steps, DEPTH_OF_STEP).transpose(1, 2))
 
 
 def pack_numbers(codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:

@@ -12,7 +12,7 @@ a signed factor. The scale of a row with NaN or infinities is NaN, and so is all
 import math
 from typing import Any
 
-from numba import float32, uint32
+from numba import float32, int64, uint32
 
 from services.engine.kernels.cpu.elements import ELEMENTS
 from services.engine.kernels.cpu.int8_vectors import (
@@ -22,7 +22,15 @@ from services.engine.kernels.cpu.int8_vectors import (
     store_split_bytes,
     whole_codes,
 )
-from services.engine.kernels.cpu.intrinsics import address_of, bits_float, float64_of, float_pointer, njit, stack
+from services.engine.kernels.cpu.intrinsics import (
+    address_of,
+    bits_float,
+    float64_of,
+    float_pointer,
+    int_pointer,
+    njit,
+    stack,
+)
 from services.engine.kernels.cpu.per_item import per_item, places
 from services.engine.kernels.cpu.vectors import LANES, load_floats, spread
 
@@ -36,8 +44,9 @@ _LEAST = float32(2.0**-100)
 def make_quantize(dtype: str, *, splits: bool) -> Any:
     """Makes a kernel that quantizes rows of this dtype. An item is a row.
 
-    Arguments of the kernel: x, and the elements from row to row in it; codes, and the bytes from row to row in them;
-    width; the byte of a row at which its scale is; the scale that the model brings, or 0.
+    Arguments of the kernel: x, and the elements from row to row in it; the row of x of each item, int32, or 0 where it
+    is the item's own; codes, and the bytes from row to row in them; width; the byte of a row at which its scale is; the
+    scale that the model brings, or 0.
 
     splits: codes are int16, in the order of `Arithmetic.SPLIT_BYTES`; else uint8. A row of codes has room for whole
     vectors of 16; what fills the last of them is the code of 0.
@@ -45,7 +54,7 @@ def make_quantize(dtype: str, *, splits: bool) -> Any:
     element = ELEMENTS[dtype]
     load_vector, load, pointer, size = element.load_vector, element.load, element.pointer, element.size
     store, code_bytes = (store_split_bytes, 2) if splits else (store_bytes, 1)
-    arg = places("x stride codes codes_stride width scale_at static_scale")
+    arg = places("x stride rows_of_x codes codes_stride width scale_at static_scale")
 
     @njit(error_model="numpy")
     def rest_of(row: int, width: int, begin: int, rest: Any) -> None:
@@ -57,7 +66,8 @@ def make_quantize(dtype: str, *, splits: bool) -> Any:
     @njit(error_model="numpy")
     def work(a: Any, item: int, _thread: int) -> None:
         width, static_scale = a[arg.width], float32(float64_of(a[arg.static_scale]))
-        x, codes = a[arg.x] + item * a[arg.stride] * size, a[arg.codes] + item * a[arg.codes_stride]
+        row = int64(int_pointer(a[arg.rows_of_x])[item]) if a[arg.rows_of_x] != 0 else item
+        x, codes = a[arg.x] + row * a[arg.stride] * size, a[arg.codes] + item * a[arg.codes_stride]
         whole = width // LANES * LANES
         rest = stack(LANES)
         rest_of(x, width, whole, rest)
