@@ -35,6 +35,7 @@ def write_gguf(
     checkpoint: Path,
     stored: GGMLQuantizationType = GGMLQuantizationType.F32,
     *,
+    others: Mapping[str, GGMLQuantizationType] | None = None,
     tokenizer: Mapping[str, Any] | None = None,
     rotary_factors: list[float] | None = None,
     change: Mapping[str, Any] | None = None,
@@ -43,6 +44,7 @@ def write_gguf(
 ) -> Path:
     """A checkpoint of one safetensors file as a GGUF file, its matrices quantized.
 
+    others: how matrices with these parts of GGUF's names are stored instead.
     tokenizer: entries below `tokenizer.`; None: a byte-level one as wide as the embedding. change: entries to write
     beside or instead of the usual ones; None removes one. more_tensors: names and shapes. left_out: a tensor's name.
     """
@@ -63,7 +65,8 @@ def write_gguf(
     for tensor, values in load_file(checkpoint / "model.safetensors").items():
         if _name(tensor) == left_out:
             continue
-        packed, kind = _packed(_interleaved(tensor, values, name, config), stored)
+        own = next((kind for part, kind in (others or {}).items() if part in _name(tensor)), stored)
+        packed, kind = _packed(_interleaved(tensor, values, name, config), own)
         writer.add_tensor(_name(tensor), packed, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

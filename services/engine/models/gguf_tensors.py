@@ -1,6 +1,5 @@
 """Tensors of a GGUF file, dequantized when they are read, with the names and the order of Hugging Face."""
 
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -101,12 +100,7 @@ class GgufTensors:
         )
         if (matrix := coded_blocks(stored.quantization, blocks)) is None:
             return None
-        ordered = replace(
-            matrix,
-            codes=self._in_halves(name, matrix.codes),
-            scales=self._in_halves(name, matrix.scales),
-            offsets=None if matrix.offsets is None else self._in_halves(name, matrix.offsets),
-        )
+        ordered = matrix.by_rows(lambda rows: self._in_halves(name, rows))
         return ordered.rows(own.start - heads.start, own.stop - heads.start).to(self._device)
 
     def _around_heads(self, name: str, rows: range) -> range:

@@ -2,11 +2,13 @@
 
     number[o, i] = scales[o, i // group] * value(codes[o, i]) + offsets[o, i // group]
 
+Scales and offsets may have two levels: integers, each of which is multiplied with a float16 for several groups.
+
 Every way of storing that kernels multiply is brought to this one form, once, when a model is loaded: whoever reads
 files knows no kernels, and kernels know no files.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor
 
 _SCALE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_FINE_DTYPES = (torch.int8, torch.uint8)
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -57,27 +60,42 @@ class Inputs(Enum):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class CoarseScales:
+    """The upper level of scales and offsets of two levels."""
+
+    scales: Tensor  # float16[out, blocks]
+    offsets: Tensor | None  # float16[out, blocks]
+    groups: int  # of a block; the last block may have fewer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class CodedMatrix:
     """A weight [out, in]. Whoever is given one takes it over."""
 
     code: Code
     codes: Tensor  # uint8[out, in], a code in each byte
-    scales: Tensor  # float32, float16 or bfloat16 [out, groups]
+    scales: Tensor  # [out, groups], float32, float16 or bfloat16; below coarse ones int8 or uint8
     offsets: Tensor | None  # of the dtype of the scales, [out, groups]
     group: int  # numbers of a row with the same scale; the last group may have fewer
     order: Tensor | None = None  # int64[in]: codes[:, i] belongs to input order[i]; None: to input i
     inputs: Inputs = Inputs.AS_THEY_ARE
     input_scale: float | None = None  # of codes of inputs, if it is not one for each row that follows from the row
+    coarse: CoarseScales | None = None  # what scales and offsets are multiplied with
 
     def __post_init__(self) -> None:
         out, depth = self.codes.shape
         groups = (out, -(-depth // self.group))
         assert self.codes.dtype == torch.uint8, self.codes.dtype
-        assert self.scales.dtype in _SCALE_DTYPES, self.scales.dtype
+        assert self.scales.dtype in (_SCALE_DTYPES if self.coarse is None else _FINE_DTYPES), self.scales.dtype
         assert self.scales.shape == groups, (self.scales.shape, groups)
         assert self.offsets is None or (self.offsets.dtype, self.offsets.shape) == (self.scales.dtype, groups)
         assert self.order is None or self.order.shape == (depth,)
         assert self.input_scale is None or (self.inputs is Inputs.INT8 and self.input_scale > 0)
+        if self.coarse is not None:
+            blocks = (torch.float16, (out, -(-groups[1] // self.coarse.groups)))
+            of_blocks = self.coarse.scales, self.coarse.offsets
+            assert all(part is None or (part.dtype, part.shape) == blocks for part in of_blocks)
+            assert (self.offsets is None) == (self.coarse.offsets is None)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -88,16 +106,18 @@ class CodedMatrix:
     @property
     def nbytes(self) -> int:
         """Returns the bytes of codes, packed, and of scales and offsets."""
-        of_scales: int = self.scales.nbytes * (1 if self.offsets is None else 2)
+        coarse = () if self.coarse is None else (self.coarse.scales, self.coarse.offsets)
+        of_scales: int = sum(part.nbytes for part in (self.scales, self.offsets, *coarse) if part is not None)
         of_codes: int = self.codes.nbytes * self.code.bits // 8
         return of_codes + of_scales
 
     def numbers(self, dtype: torch.dtype) -> Tensor:
         """Returns the matrix in numbers, [out, in]. Each is computed in float32 and rounded once."""
         numbers = self.code.values().to(self.codes.device)[self.codes.int()]
-        numbers *= self._spread(self.scales)
-        if self.offsets is not None:
-            numbers += self._spread(self.offsets)
+        one_level = self.with_one_level()
+        numbers *= self._spread(one_level.scales)
+        if one_level.offsets is not None:
+            numbers += self._spread(one_level.offsets)
         if self.order is not None:
             ordered = torch.empty_like(numbers)
             ordered[:, self.order] = numbers
@@ -108,6 +128,23 @@ class CodedMatrix:
         """Returns a number of each group for each code, float32[out, in]."""
         return of_groups.to(torch.float32).repeat_interleave(self.group, dim=1)[:, : self.shape[1]]
 
+    def with_one_level(self) -> "CodedMatrix":
+        """Returns the matrix with scales and offsets of one level: instead of two levels float32, which has their
+        products exactly.
+        """
+        if (coarse := self.coarse) is None:
+            return self
+
+        def products(fine: Tensor, of_blocks: Tensor) -> Tensor:
+            spread = of_blocks.to(torch.float32).repeat_interleave(coarse.groups, dim=1)
+            return spread[:, : fine.shape[1]] * fine
+
+        scales = products(self.scales, coarse.scales)
+        offsets = None
+        if self.offsets is not None and coarse.offsets is not None:
+            offsets = products(self.offsets, coarse.offsets)
+        return replace(self, scales=scales, offsets=offsets, coarse=None)
+
     def is_like(self, other: "CodedMatrix") -> bool:
         """Returns True if the two can be one matrix, one below the other."""
         same_order = self.order is other.order or (
@@ -117,28 +154,35 @@ class CodedMatrix:
 
     def to(self, device: torch.device) -> "CodedMatrix":
         """Returns the matrix in memory of this device."""
-        own = (self.codes, self.scales, self.offsets, self.order)
-        codes, scales, offsets, order = (None if tensor is None else tensor.to(device) for tensor in own)
-        assert codes is not None
-        assert scales is not None
-        return replace(self, codes=codes, scales=scales, offsets=offsets, order=order)
+        order = None if self.order is None else self.order.to(device)
+        return replace(self.by_rows(lambda rows: rows.to(device)), order=order)
 
     @property
     def form(self) -> str:
         """Returns the way of storing, in words."""
         groups = "for each row" if self.group >= self.shape[1] else f"for {self.group} numbers"
-        return f"{self.code.value} with a scale {groups}"
+        times = "" if self.coarse is None else f", times one for {self.coarse.groups * self.group}"
+        return f"{self.code.value} with a scale {groups}{times}"
 
     def rows(self, begin: int, end: int, step: int = 1) -> "CodedMatrix":
         """Returns these rows, which share the memory."""
-        own = slice(begin, end, step)
-        offsets = None if self.offsets is None else self.offsets[own]
-        return replace(self, codes=self.codes[own], scales=self.scales[own], offsets=offsets)
+        return self.by_rows(lambda rows: rows[begin:end:step])
+
+    def by_rows(self, change: Callable[[Tensor], Tensor]) -> "CodedMatrix":
+        """Returns a matrix of other rows. change: makes them of any tensor that has a row for each of the matrix."""
+        codes, scales = change(self.codes), change(self.scales)
+        offsets = None if self.offsets is None else change(self.offsets)
+        coarse = self.coarse
+        if coarse is not None:
+            coarse_offsets = None if coarse.offsets is None else change(coarse.offsets)
+            coarse = replace(coarse, scales=change(coarse.scales), offsets=coarse_offsets)
+        return replace(self, codes=codes, scales=scales, offsets=offsets, coarse=coarse)
 
 
 def _kind(matrix: CodedMatrix) -> tuple[object, ...]:
     of_inputs = matrix.inputs, matrix.input_scale, matrix.shape[1]
-    return matrix.code, matrix.group, matrix.scales.dtype, matrix.offsets is None, *of_inputs
+    blocks = None if matrix.coarse is None else matrix.coarse.groups
+    return matrix.code, matrix.group, matrix.scales.dtype, matrix.offsets is None, blocks, *of_inputs
 
 
 def stacked(matrices: Iterable[CodedMatrix]) -> tuple[CodedMatrix, ...]:
@@ -153,10 +197,22 @@ def stacked(matrices: Iterable[CodedMatrix]) -> tuple[CodedMatrix, ...]:
 
 
 def _joined(matrices: Sequence[CodedMatrix]) -> CodedMatrix:
-    offsets = [matrix.offsets for matrix in matrices if matrix.offsets is not None]
+    first, coarse = matrices[0], [matrix.coarse for matrix in matrices if matrix.coarse is not None]
+    joined_coarse = None
+    if coarse:
+        scales, offsets = _below([each.scales for each in coarse]), _below([each.offsets for each in coarse])
+        assert scales is not None
+        joined_coarse = CoarseScales(scales, offsets, coarse[0].groups)
     return replace(
-        matrices[0],
+        first,
         codes=torch.cat([matrix.codes for matrix in matrices]),
         scales=torch.cat([matrix.scales for matrix in matrices]),
-        offsets=torch.cat(offsets) if offsets else None,
+        offsets=_below([matrix.offsets for matrix in matrices]),
+        coarse=joined_coarse,
     )
+
+
+def _below(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """Puts tensors one below the other; None: there are none."""
+    found = [part for part in parts if part is not None]
+    return torch.cat(found) if found else None

@@ -67,11 +67,12 @@ def coded_tiles() -> dict[str, str]:
     """The assembly of tiles of codes with float16 scales and offsets, by code and arithmetic."""
     from services.engine.kernels.cpu import coded_tiles
     from services.engine.kernels.cpu.coded_products import coded_arithmetic
+    from services.engine.kernels.cpu.scale_forms import ScaleForm
     from services.engine.quantization.codes import Code
 
     found = {}
     for code in (Code.UINT4, Code.INT8):
         for arithmetic in {coded_arithmetic(dtype) for dtype in ("bfloat16", "float32")}:
-            tile = coded_tiles._tile_function(arithmetic, code, "float16", has_offsets=True)
+            tile = coded_tiles._tile_function(arithmetic, code, ScaleForm.FLOAT16, has_offsets=True)
             found[f"{code.value} {arithmetic.value}"] = assembly_of(tile)
     return found

@@ -1,5 +1,7 @@
 """Products of weights in codes, of every class of processors, against those in float64 of the same numbers."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional
@@ -147,6 +149,10 @@ def test_what_no_kernel_multiplies() -> None:
     assert not can_multiply([coded(KINDS[0], 64, 100, 33)], torch.bfloat16)  # groups begin inside a step
     assert not can_multiply([coded(KINDS[0], 50, 100, 32), matrix], torch.bfloat16)  # inside a panel
     assert not can_multiply([coded(KINDS[0], 64, 9000, 3000)], torch.bfloat16)
+    of_q4_k = coded(KINDS[-1], 64, 256, 32)
+    assert can_multiply([of_q4_k], torch.bfloat16)
+    signed = replace(of_q4_k, scales=of_q4_k.scales.view(torch.int8), offsets=of_q4_k.scales.view(torch.int8))
+    assert not can_multiply([signed], torch.bfloat16)
     (fp8,) = [kind for kind in KINDS if kind.code is Code.E4M3 and kind.scales == "float32"]
     damaged = coded(fp8, 64, 100, 32)
     damaged.codes[3, 4] = 0xFF

@@ -19,7 +19,7 @@ from tests.engine.models.test_gguf import WIDE, engine, reference_of
 from tests.engine.wide_logprobs import assert_right_beside_narrow_ones
 from tests.gguf_files import write_gguf
 
-KINDS = ("Q4_1", "Q8_0", "Q4_0")
+KINDS = ("Q4_1", "Q8_0", "Q4_0", "Q4_K")
 
 
 def loaded(path: Path, dtype: torch.dtype) -> tuple[DecoderWeights, KeptForms, int]:
@@ -55,6 +55,15 @@ def test_all_matrices_stay_in_codes(kind: str, tied: bool, tmp_path: Path) -> No
     assert weights.embedding.table is None
     assert isinstance(weights.lm_head._kernel, CodedLinear)
     assert (weights.lm_head._kernel._parts[0].panels.memory is panels.memory) == tied
+
+
+def test_logprobs_of_a_file_of_two_kinds_are_those_of_transformers(tmp_path: Path) -> None:
+    """As Q4_K_M: V and down have more bits, and so has the embedding, which is the output layer too."""
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", **WIDE, tie_word_embeddings=True)
+    others = dict.fromkeys(("attn_v", "ffn_down", "token_embd"), GGMLQuantizationType.Q6_K)
+    path = write_gguf(tmp_path / "model.gguf", checkpoint, GGMLQuantizationType.Q4_K, others=others)
+    assert loaded(path, torch.float32)[1].notices() == ()
+    assert_right_beside_narrow_ones(load_runner(engine(path)).runner, reference_of(path), depth=0)
 
 
 @pytest.mark.few(1)

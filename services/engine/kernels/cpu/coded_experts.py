@@ -13,6 +13,7 @@ from services.engine.kernels.cpu.coded_products import coded_arithmetic
 from services.engine.kernels.cpu.grouped_matmul import Epilogue
 from services.engine.kernels.cpu.packed_experts import PackedExperts
 from services.engine.kernels.cpu.register_tiles import COLUMNS, Arithmetic
+from services.engine.kernels.cpu.scale_forms import ScaleForm, scale_form
 from services.engine.kernels.cpu.team import Kernel, Team
 from services.engine.kernels.routing_numbers import RoutingNumbers
 from services.engine.quantization.codes import Code, CodedMatrix
@@ -56,7 +57,8 @@ class CodedExperts(PackedExperts):
         self._down_kernel = self._kernel(down, Epilogue.PLAIN)
 
     def _kernel(self, matrix: CodedMatrix, epilogue: Epilogue) -> Kernel:
-        scales = str(matrix.scales.dtype).removeprefix("torch.")
+        scales = scale_form(matrix)
+        assert scales is not None
         return _product_kernel(self._name, matrix.code, scales, epilogue, has_offsets=matrix.offsets is not None)
 
     def _feed(self, team: Team, x: Tensor, pairs: Tensor, plan: Tensor, num_pairs: int) -> Tensor:
@@ -96,7 +98,7 @@ class CodedExperts(PackedExperts):
             target.stride(0),
             weight.data_ptr(),
             kind.panel_bytes,
-            COLUMNS * kind.scale_dtype.itemsize * (2 if kind.has_offsets else 1),
+            kind.scale_bytes,
             0 if bias is None else bias.data_ptr(),
             panels,
             kind.num_groups,
@@ -144,7 +146,7 @@ def can_multiply(weights: Sequence[CodedMatrix]) -> bool:
 
 
 @cache
-def _product_kernel(dtype: str, code: Code, scales: str, epilogue: Epilogue, *, has_offsets: bool) -> Kernel:
+def _product_kernel(dtype: str, code: Code, scales: ScaleForm, epilogue: Epilogue, *, has_offsets: bool) -> Kernel:
     return coded_grouped.make_grouped_coded(dtype, code, scales, epilogue, has_offsets=has_offsets)
 
 

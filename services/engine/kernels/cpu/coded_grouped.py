@@ -22,6 +22,7 @@ from services.engine.kernels.cpu.intrinsics import float64_of, int_pointer, njit
 from services.engine.kernels.cpu.per_item import per_item, places
 from services.engine.kernels.cpu.register_tiles import COLUMNS
 from services.engine.kernels.cpu.routing import PLAN_WORDS
+from services.engine.kernels.cpu.scale_forms import ScaleForm
 from services.engine.quantization.codes import Code
 
 
@@ -48,14 +49,14 @@ def make_prepare_pairs(dtype: str, *, widens: bool) -> Any:
 
 
 @per_item
-def make_grouped_coded(dtype: str, code: Code, scales: str, epilogue: Epilogue, *, has_offsets: bool) -> Any:
+def make_grouped_coded(dtype: str, code: Code, scales: ScaleForm, epilogue: Epilogue, *, has_offsets: bool) -> Any:
     """Makes the kernel of the products of experts. Items that are next to each other are panels of the same block.
 
     Arguments of the kernel: prepared x, and bytes from row to row; its sums over groups, or 0, and bytes from row to
     row; plan; target and the elements from row to row; panels; bytes of a panel; bytes of the scales and offsets of a
-    group; float32 biases [experts, parts, columns of whole panels], or 0; panels of the target; groups; steps of a
-    group, and of the last; table of the codes; SCRATCH_BYTES for each thread, on a 64-byte border; panels of an item;
-    most rows of a block whose codes are multiplied as they are; limit and alpha of CLAMPED.
+    block of groups; float32 biases [experts, parts, columns of whole panels], or 0; panels of the target; groups; steps
+    of a group, and of the last; table of the codes; SCRATCH_BYTES for each thread, on a 64-byte border; panels of an
+    item; most rows of a block whose codes are multiplied as they are; limit and alpha of CLAMPED.
     """
     element, parts = ELEMENTS[dtype], epilogue.parts
     arg = places(

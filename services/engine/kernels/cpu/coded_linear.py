@@ -15,6 +15,7 @@ from services.engine.kernels.cpu.coded_products import coded_arithmetic
 from services.engine.kernels.cpu.coded_tiles import CODED_ROWS
 from services.engine.kernels.cpu.matmul import MOST_ROWS, padded
 from services.engine.kernels.cpu.register_tiles import COLUMNS, Arithmetic
+from services.engine.kernels.cpu.scale_forms import ScaleForm
 from services.engine.kernels.cpu.team import Kernel, Team, the_team
 from services.engine.quantization.codes import Code, CodedMatrix
 
@@ -106,7 +107,7 @@ class _Part:
     def __init__(self, panels: CodedPanels, dtype: str) -> None:
         self.panels = panels
         self._dtype = dtype
-        kind, by_amx = (dtype, panels.code, _name(panels.scale_dtype)), fits_amx(panels, dtype)
+        kind, by_amx = (dtype, panels.code, panels.scales), fits_amx(panels, dtype)
         self._kernels = _kernels(*kind, has_offsets=panels.has_offsets, by_amx=by_amx)
 
     def of_panels(self, begin: int, end: int) -> "_Part":
@@ -174,7 +175,7 @@ class _Part:
             target.stride(0),
             own.memory.data_ptr(),
             own.panel_bytes,
-            COLUMNS * own.scale_dtype.itemsize * (2 if own.has_offsets else 1),
+            own.scale_bytes,
             bias,
             panels,
             *self._steps(),
@@ -224,7 +225,7 @@ class _Part:
 class _Kernels:
     """The kernels of one kind of codes, and their scratch memory."""
 
-    def __init__(self, dtype: str, code: Code, scales: str, *, has_offsets: bool, by_amx: bool) -> None:
+    def __init__(self, dtype: str, code: Code, scales: ScaleForm, *, has_offsets: bool, by_amx: bool) -> None:
         self._made_by = partial(_kernels, dtype, code, scales, has_offsets=has_offsets, by_amx=by_amx)
         self.widens = dtype == "bfloat16" and coded_arithmetic(dtype) is Arithmetic.SINGLES
         self.few = coded_matmul.make_few(dtype, code, scales, has_offsets=has_offsets)
@@ -243,7 +244,7 @@ class _Kernels:
 
 
 @cache
-def _kernels(dtype: str, code: Code, scales: str, *, has_offsets: bool, by_amx: bool) -> _Kernels:
+def _kernels(dtype: str, code: Code, scales: ScaleForm, *, has_offsets: bool, by_amx: bool) -> _Kernels:
     return _Kernels(dtype, code, scales, has_offsets=has_offsets, by_amx=by_amx)
 
 

@@ -20,13 +20,14 @@ from services.engine.kernels.cpu.intrinsics import ISA, njit
 from services.engine.kernels.cpu.matmul import MOST_DEPTH
 from services.engine.kernels.cpu.per_item import per_item, places
 from services.engine.kernels.cpu.register_tiles import COLUMNS, Arithmetic
+from services.engine.kernels.cpu.scale_forms import ScaleForm
 from services.engine.quantization.codes import Code
 
 OWN_ROWS = 4  # so few are prepared by each item; more by a kernel before
 
 
 @per_item
-def make_few(dtype: str, code: Code, scales: str, *, has_offsets: bool) -> Any:
+def make_few(dtype: str, code: Code, scales: ScaleForm, *, has_offsets: bool) -> Any:
     """Makes the kernel of a product of few rows. Items are panels, with all rows.
 
     Arguments of the kernel: x and the elements from row to row; copies of x, or 0, and bytes from row to row; sums of x
@@ -103,13 +104,13 @@ def make_few(dtype: str, code: Code, scales: str, *, has_offsets: bool) -> Any:
 
 
 @per_item
-def make_many(dtype: str, code: Code, scales: str, *, has_offsets: bool, by_amx: bool) -> Any:
+def make_many(dtype: str, code: Code, scales: ScaleForm, *, has_offsets: bool, by_amx: bool) -> Any:
     """Makes the kernel of a product of many rows. Items that are next to each other are panels of the same rows.
 
     Arguments of the kernel: x, prepared if it has to be, and bytes from row to row; rows; target and the elements from
-    row to row; panels; bytes of a panel; bytes of the scales and offsets of a group; float32 bias, or 0; panels of the
-    target; groups; steps of a group, and of the last; table of the codes; SCRATCH_BYTES for each thread; rows (at most
-    MOST_ROWS) and panels of an item; 1 or 2, as in `make_few`; `amx.matmul.block_configs`.
+    row to row; panels; bytes of a panel; bytes of the scales and offsets of a block of groups; float32 bias, or 0;
+    panels of the target; groups; steps of a group, and of the last; table of the codes; SCRATCH_BYTES for each thread;
+    rows (at most MOST_ROWS) and panels of an item; 1 or 2, as in `make_few`; `amx.matmul.block_configs`.
 
     by_amx: see `make_many_product`.
     """
@@ -174,7 +175,7 @@ def _make_finish(element: Element) -> Any:
 def fits_amx(panels: CodedPanels, dtype: str) -> bool:
     """Returns True if AMX can multiply what is unpacked of these panels: each part of the depth is whole blocks."""
     block, depth = amx_matmul.BLOCK, panels.depth
-    group = panels.group_steps * step_depth(panels.code)
+    block_depth = panels.group_steps * panels.scales.block_groups * step_depth(panels.code)
     in_one = panels.num_groups == 1 or panels.padded_depth <= MOST_DEPTH
-    is_whole = depth % block == 0 and (in_one or MOST_DEPTH // group * group % block == 0)
+    is_whole = depth % block == 0 and (in_one or MOST_DEPTH // block_depth * block_depth % block == 0)
     return ISA.has_amx and dtype == "bfloat16" and is_whole

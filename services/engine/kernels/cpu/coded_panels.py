@@ -8,6 +8,7 @@ step, then their scales, then their offsets, if there are any:
                      of a word are the pair p.
     codes of 8 bits  a step is a depth of 2: a byte for each column, twice
 
+Where scales have two levels, each block of groups begins with its float16 scales, then its offsets (see `scale_forms`).
 The depth is filled up to whole steps with codes of 0, for which x has zeros; the columns to whole panels, with scales
 and offsets of 0.
 """
@@ -20,6 +21,7 @@ from torch.nn import functional
 
 from services.engine.kernels.cpu.matmul import MOST_DEPTH, WEIGHTS, padded
 from services.engine.kernels.cpu.register_tiles import COLUMNS
+from services.engine.kernels.cpu.scale_forms import ScaleForm, scale_form
 from services.engine.quantization.codes import Code, CodedMatrix
 
 _LOWER, _UPPER = [0, 4, 1, 5], [2, 6, 3, 7]  # depths of the halves of the four bytes of a word
@@ -40,15 +42,18 @@ def step_bytes(code: Code) -> int:
 def can_pack(matrix: CodedMatrix) -> bool:
     """Returns True if there are kernels for such a matrix, which lies in a CPU's memory.
 
-    A group is of whole steps, and not longer than what is unpacked at a time, unless it is a whole row. What E4M3 has
-    of codes for no number is unpacked, so that it is found. Inputs are multiplied as they are, whatever a checkpoint
-    says of them: rounding them would save nothing here.
+    A group is of whole steps, and a block of groups not longer than what is unpacked at a time; a group without such
+    blocks may be a whole row of any length. What E4M3 has of codes for no number is unpacked, so that it is found.
+    Inputs are multiplied as they are, whatever a checkpoint says of them: rounding them would save nothing here.
     """
-    groups = matrix.scales.shape[1]
+    if (form := scale_form(matrix)) is None:
+        return False
+    groups, block = matrix.scales.shape[1], matrix.group * form.block_groups
     return (
         matrix.codes.device.type == "cpu"
         and matrix.shape[1] > 0
-        and (groups == 1 or (matrix.group % step_depth(matrix.code) == 0 and matrix.group <= MOST_DEPTH))
+        and (groups == 1 or matrix.group % step_depth(matrix.code) == 0)
+        and (block <= MOST_DEPTH or (groups == 1 and not form.has_two_levels))
         and (matrix.code is not Code.E4M3 or not bool(((matrix.codes & _NAN) == _NAN).any()))
     )
 
@@ -58,7 +63,7 @@ class CodedPanels:
     """A matrix [columns, depth] in panels."""
 
     code: Code
-    scale_dtype: torch.dtype
+    scales: ScaleForm
     has_offsets: bool
     columns: int
     depth: int
@@ -78,6 +83,12 @@ class CodedPanels:
         return -(-self.num_steps // self.group_steps)
 
     @property
+    def scale_bytes(self) -> int:
+        """Returns the bytes of scales and offsets of a block of groups."""
+        tails = self.scales.tail_bytes(has_offsets=self.has_offsets) * self.scales.block_groups
+        return self.scales.head_bytes(has_offsets=self.has_offsets) + tails
+
+    @property
     def padded_depth(self) -> int:
         """Returns the depth of all steps."""
         return self.num_steps * step_depth(self.code)
@@ -92,7 +103,7 @@ class CodedPanels:
         columns = min(end * COLUMNS, self.columns) - begin * COLUMNS
         return CodedPanels(
             self.code,
-            self.scale_dtype,
+            self.scales,
             self.has_offsets,
             columns,
             self.depth,
@@ -115,7 +126,10 @@ def pack_codes(matrix: CodedMatrix, memory: Tensor | None = None) -> CodedPanels
     offsets = None if shift is not None else matrix.offsets
     groups, steps = matrix.scales.shape[1], -(-depth // of_step)
     group_steps = steps if groups == 1 else matrix.group // of_step
+    coarse, form = matrix.coarse, scale_form(matrix)
+    assert form is not None
     of_groups = [part for part in (matrix.scales, offsets) if part is not None]
+    of_blocks = [] if coarse is None else [part for part in (coarse.scales, coarse.offsets) if part is not None]
     if memory is None:
         size = _panel_bytes(matrix, has_offsets=offsets is not None)
         memory = WEIGHTS.empty(torch.Size((padded(out) // COLUMNS, size)), torch.uint8)
@@ -124,13 +138,14 @@ def pack_codes(matrix: CodedMatrix, memory: Tensor | None = None) -> CodedPanels
         target = memory[begin : begin + _PANELS_AT_ONCE]
         missing = len(target) * COLUMNS - len(matrix.codes[rows])
         codes = functional.pad(matrix.codes[rows], (0, steps * of_step - depth, 0, missing))
-        tails = [_of_panels(functional.pad(part[rows], (0, 0, 0, missing))) for part in of_groups]
-        _put(target, _steps(codes, matrix.code), tails, group_steps)
+        heads, tails = (
+            [_of_panels(functional.pad(part[rows], (0, 0, 0, missing))) for part in parts]
+            for parts in (of_blocks, of_groups)
+        )
+        _put(target, _steps(codes, matrix.code), heads, tails, group_steps, form.block_groups)
     order = None if matrix.order is None else matrix.order.to(torch.int32)
     table = _table(matrix.code, shift or 0)
-    return CodedPanels(
-        matrix.code, matrix.scales.dtype, offsets is not None, out, depth, group_steps, memory, table, order
-    )
+    return CodedPanels(matrix.code, form, offsets is not None, out, depth, group_steps, memory, table, order)
 
 
 def empty_panels(matrix: CodedMatrix, *shape: int) -> Tensor:
@@ -140,25 +155,43 @@ def empty_panels(matrix: CodedMatrix, *shape: int) -> Tensor:
 
 
 def _panel_bytes(matrix: CodedMatrix, *, has_offsets: bool) -> int:
-    steps = -(-matrix.shape[1] // step_depth(matrix.code))
-    tails = matrix.scales.shape[1] * COLUMNS * matrix.scales.itemsize * (2 if has_offsets else 1)
-    return steps * step_bytes(matrix.code) + tails
+    steps, form, groups = -(-matrix.shape[1] // step_depth(matrix.code)), scale_form(matrix), matrix.scales.shape[1]
+    assert form is not None
+    tails = groups * form.tail_bytes(has_offsets=has_offsets)
+    heads = -(-groups // form.block_groups) * form.head_bytes(has_offsets=has_offsets)
+    return heads + steps * step_bytes(matrix.code) + tails
 
 
-def _put(target: Tensor, codes: Tensor, tails: list[Tensor], group_steps: int) -> None:
-    """Writes panels group by group. codes: [panels, steps, bytes]; tails: what follows each group's codes, [panels,
-    groups, bytes].
+def _put(
+    target: Tensor, codes: Tensor, heads: list[Tensor], tails: list[Tensor], group_steps: int, block_groups: int
+) -> None:
+    """Writes panels block by block. codes: [panels, steps, bytes]; heads: what a block begins with, [panels, blocks,
+    bytes]; tails: what follows each group's codes, [panels, groups, bytes].
     """
-    steps, at = codes.shape[1], 0
+    at, block_steps = 0, group_steps * block_groups
+    num_blocks = -(-codes.shape[1] // block_steps) if heads else 1
+    for block in range(num_blocks):
+        for head in heads:
+            target[:, at : at + head.shape[2]] = head[:, block]
+            at += head.shape[2]
+        own = codes[:, block * block_steps : (block + 1) * block_steps] if heads else codes
+        groups = slice(block * block_groups, (block + 1) * block_groups) if heads else slice(None)
+        at = _put_groups(target, at, own, [tail[:, groups] for tail in tails], group_steps)
+
+
+def _put_groups(target: Tensor, at: int, codes: Tensor, tails: list[Tensor], group_steps: int) -> int:
+    """Writes groups from a byte of each panel on. Returns the byte after them."""
+    steps = codes.shape[1]
     whole = steps // group_steps
     for first, count, size in ((0, whole, group_steps), (whole, 1, steps - whole * group_steps)):
-        if size == 0:
+        if count * size == 0:
             continue
         own = codes[:, first * group_steps : first * group_steps + count * size]
         parts = [own.reshape(len(codes), count, -1), *(tail[:, first : first + count] for tail in tails)]
         joined = torch.cat(parts, dim=2).flatten(1)
         target[:, at : at + joined.shape[1]] = joined
         at += joined.shape[1]
+    return at
 
 
 def _steps(codes: Tensor, code: Code) -> Tensor:
@@ -180,7 +213,7 @@ def _shift(matrix: CodedMatrix) -> int | None:
     """Returns the number that codes of 4 bits may be shifted by instead of all offsets; None: offsets differ, or there
     are none.
     """
-    if matrix.offsets is None or matrix.code is not Code.UINT4:
+    if matrix.offsets is None or matrix.coarse is not None or matrix.code is not Code.UINT4:
         return None
     scales, offsets = matrix.scales.to(torch.float64), matrix.offsets.to(torch.float64)
     return next((shift for shift in (-8, -7) if torch.equal(scales * shift, offsets)), None)

@@ -21,6 +21,7 @@ from services.engine.kernels.cpu.elements import ELEMENTS
 from services.engine.kernels.cpu.intrinsics import ISA, njit
 from services.engine.kernels.cpu.matmul import AHEAD, MOST_DEPTH, MOST_ROWS, PANELS_TOGETHER
 from services.engine.kernels.cpu.register_tiles import COLUMNS, ROW_BYTES, Arithmetic, arithmetic_of, multiply_rows
+from services.engine.kernels.cpu.scale_forms import ScaleForm
 from services.engine.quantization.codes import Code
 
 FEW_SUMS_BYTES = 2 * CODED_ROWS * ROW_BYTES
@@ -36,7 +37,7 @@ def coded_arithmetic(dtype: str) -> Arithmetic:
     return Arithmetic.PAIRS if arithmetic_of(dtype) is Arithmetic.PAIRS else Arithmetic.SINGLES
 
 
-def make_few_product(dtype: str, code: Code, scales: str, finish: Any, *, has_offsets: bool) -> Any:
+def make_few_product(dtype: str, code: Code, scales: ScaleForm, finish: Any, *, has_offsets: bool) -> Any:
     """Makes a function that kernels call to multiply few rows.
 
     Its arguments: x, and bytes from row to row; sums of x over groups, and bytes from row to row; rows; panels, bytes
@@ -106,13 +107,13 @@ def make_few_product(dtype: str, code: Code, scales: str, finish: Any, *, has_of
 
 
 def make_many_product(
-    dtype: str, code: Code, scales: str, finish: Any, *, has_offsets: bool, by_amx: bool = False
+    dtype: str, code: Code, scales: ScaleForm, finish: Any, *, has_offsets: bool, by_amx: bool = False
 ) -> Any:
     """Makes a function that kernels call to multiply many rows.
 
     Its arguments: x, and bytes from row to row; rows, at most MOST_ROWS; then as of `make_few_product` from the panels
-    to the table; bytes of the scales and offsets of a group; SCRATCH_BYTES, on a 64-byte border; target, and bytes from
-    row to row; `amx.matmul.block_configs`; limit and alpha.
+    to the table; bytes of the scales and offsets of a block of groups; SCRATCH_BYTES, on a 64-byte border; target, and
+    bytes from row to row; `amx.matmul.block_configs`; limit and alpha.
 
     by_amx: AMX multiplies what is unpacked: bfloat16, along whole blocks of the depth.
     """
@@ -120,7 +121,7 @@ def make_many_product(
     size, code_bytes = ELEMENTS[dtype].size, step_bytes(code)
     words, a_bytes, most_rows = step_depth(code) // arithmetic.depth, arithmetic.a_bytes, ISA.tile_rows
     most_steps, of_part = MOST_DEPTH // step_depth(code), MOST_ROWS * ROW_BYTES
-    unpack = unpack_codes(arithmetic, code, scales, has_offsets=has_offsets)
+    block_groups, unpack = scales.block_groups, unpack_codes(arithmetic, code, scales, has_offsets=has_offsets)
     multiply = multiply_rows(arithmetic)
 
     @njit
@@ -172,7 +173,8 @@ def make_many_product(
     ) -> None:
         b, sums = scratch, scratch + UNPACKED_BYTES
         all_steps = (groups - 1) * group_steps + last_steps
-        chunk_steps = most_steps if groups == 1 else most_steps // group_steps * group_steps
+        block_steps = group_steps * block_groups
+        chunk_steps = most_steps if groups == 1 else most_steps // block_steps * block_steps
         in_parts = chunk_steps < all_steps
         together = PANELS_TOGETHER if in_parts else end_panel - first
         if by_amx:
@@ -186,7 +188,7 @@ def make_many_product(
                 if groups > 1:
                     own_groups, own_steps, between = (steps + group_steps - 1) // group_steps, group_steps, int64(0)
                     own_last = steps - (own_groups - 1) * group_steps
-                    shift = step // group_steps * (group_steps * code_bytes + tail_bytes)
+                    shift = step // block_steps * (block_steps * code_bytes + tail_bytes)
                 for panel in range(start, min(start + together, end_panel)):
                     own_sums = sums + (panel - start if in_parts else 0) * _PANEL_SUMS_BYTES
                     codes = weight + panel * panel_bytes + shift

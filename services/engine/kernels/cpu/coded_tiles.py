@@ -13,7 +13,6 @@ So no number is rounded before the product. a has words of PAIRS or SINGLES (see
 from functools import cache
 from typing import Any
 
-import torch
 from llvmlite import binding, ir
 from numba import int64, types
 from numba.core import cgutils
@@ -29,6 +28,7 @@ from services.engine.kernels.cpu.intrinsics import (
     call_intrinsic,
 )
 from services.engine.kernels.cpu.register_tiles import COLUMNS, Arithmetic, TileBuilder
+from services.engine.kernels.cpu.scale_forms import ScaleForm
 from services.engine.kernels.cpu.vectors import LANES
 from services.engine.quantization.codes import Code
 
@@ -43,8 +43,8 @@ _ZEROS = ir.Constant(_FLOATS, [0.0] * LANES)
 
 
 @cache
-def multiply_codes(arithmetic: Arithmetic, code: Code, scales: str, *, has_offsets: bool) -> Any:
-    """Makes a function that kernels call. scales: the dtype of scales and offsets.
+def multiply_codes(arithmetic: Arithmetic, code: Code, scales: ScaleForm, *, has_offsets: bool) -> Any:
+    """Makes a function that kernels call. scales: the form of scales and offsets.
 
     Its arguments: rows, at most CODED_ROWS; address of a, and bytes from row to row; address of the sums of a, float32
     for each group, and bytes from row to row; address of the panel; groups; steps of a group, and of the last;
@@ -55,13 +55,13 @@ def multiply_codes(arithmetic: Arithmetic, code: Code, scales: str, *, has_offse
 
 
 @cache
-def _tile_function(arithmetic: Arithmetic, code: Code, scales: str, *, has_offsets: bool) -> MachineCode:
+def _tile_function(arithmetic: Arithmetic, code: Code, scales: ScaleForm, *, has_offsets: bool) -> MachineCode:
     """Makes the C function, compiled once for all kernels that call it."""
     return _make_tile_function(arithmetic, code, scales, has_offsets=has_offsets)
 
 
 @compiled(*[int64] * _NUM_ARGUMENTS)
-def _make_tile_function(arithmetic: Arithmetic, code: Code, scales: str, *, has_offsets: bool) -> Any:
+def _make_tile_function(arithmetic: Arithmetic, code: Code, scales: ScaleForm, *, has_offsets: bool) -> Any:
     tile = _tile(arithmetic, code, scales, has_offsets=has_offsets)
 
     def function(
@@ -114,9 +114,7 @@ def _make_call(tile_function: MachineCode) -> Any:
     return call_tile
 
 
-def _tile(arithmetic: Arithmetic, code: Code, scales: str, *, has_offsets: bool) -> Any:
-    dtype: torch.dtype = getattr(torch, scales)
-
+def _tile(arithmetic: Arithmetic, code: Code, scales: ScaleForm, *, has_offsets: bool) -> Any:
     @intrinsic
     def tile(
         _context: Any,
@@ -144,7 +142,7 @@ def _tile(arithmetic: Arithmetic, code: Code, scales: str, *, has_offsets: bool)
                 builder.position_at_end(block)
                 for vector in range(0, _VECTORS, ISA.tile_vectors):
                     vectors = range(vector, vector + ISA.tile_vectors)
-                    own = CodedTileBuilder(builder, arithmetic, count, reader, dtype, vectors, has_offsets=has_offsets)
+                    own = CodedTileBuilder(builder, arithmetic, count, reader, scales, vectors, has_offsets=has_offsets)
                     own.build_groups(ahead if vector == 0 else None, *others)
                 builder.branch(done)
             builder.position_at_end(done)
@@ -168,7 +166,7 @@ class CodedTileBuilder(TileBuilder):
         arithmetic: Arithmetic,
         rows: int,
         reader: CodeReader,
-        scales: torch.dtype,
+        scales: ScaleForm,
         vectors: range,
         *,
         has_offsets: bool,
@@ -176,7 +174,7 @@ class CodedTileBuilder(TileBuilder):
         caches = FOR_SCATTERED if rows <= _FEW_ROWS else ALL_CACHES
         super().__init__(builder, arithmetic, rows, caches=caches, vectors=len(vectors))
         self._reader = reader
-        self._scale_dtype = scales
+        self._scales = scales
         self._own = vectors
         self._has_offsets = has_offsets
 
@@ -194,7 +192,8 @@ class CodedTileBuilder(TileBuilder):
         totals: Any,
     ) -> None:
         """Builds the loops. ahead: None: nothing is prefetched."""
-        builder, of_group = self._builder, COLUMNS * self._scale_dtype.itemsize
+        builder, reader, form = self._builder, self._reader, self._scales
+        of_group = form.tail_bytes(has_offsets=False)
         places = self._places(builder.add(totals, _LONG(self._own.start * 64)))
         for place in places:
             builder.store(_ZEROS, place, align=4)
@@ -204,16 +203,23 @@ class CodedTileBuilder(TileBuilder):
         builder.position_at_end(loop)
         left, b_now, a_sums_now = (self._running(value, entry) for value in (groups, b, a_sums))
         a_now = [self._running(pointer, entry) for pointer in pointers]
+        block_before = self._running(b, entry) if form.has_two_levels else None
         is_last = builder.icmp_unsigned("==", left, _LONG(1))
         own_steps = builder.select(is_last, last_steps, steps)
-        sums, b_next, a_next = self._multiply_steps(a_now, a_row, b_now, own_steps, ahead)
-        scales = [self._reader.scale(b_next, self._scale_dtype, v) for v in self._own]
+        block, codes = b_now, b_now
+        if block_before is not None:
+            index = builder.sub(groups, left)
+            block, codes = reader.block(index, b_now, block_before, form, has_offsets=self._has_offsets)
+            if ahead is not None:
+                self._ask_for_lines(builder.add(block, ahead), form.head_bytes(has_offsets=self._has_offsets))
+        sums, b_next, a_next = self._multiply_steps(a_now, a_row, codes, own_steps, ahead)
+        scales = [reader.scale(block, b_next, form, v) for v in self._own]
         if ahead is not None:
             self._ask_for_lines(builder.add(b_next, ahead), of_group * (2 if self._has_offsets else 1))
         after = builder.add(b_next, _LONG(of_group))
         offsets = []
         if self._has_offsets:
-            offsets = [self._reader.of_group(after, self._scale_dtype, v) for v in self._own]
+            offsets = [reader.offset(block, after, form, v) for v in self._own]
             after = builder.add(after, _LONG(of_group))
         for row in range(self._rows):
             if self._has_offsets:
@@ -228,6 +234,8 @@ class CodedTileBuilder(TileBuilder):
         self._next(left, builder.sub(left, _LONG(1)))
         self._next(b_now, after)
         self._next(a_sums_now, builder.add(a_sums_now, _LONG(4)))
+        if block_before is not None:
+            self._next(block_before, block)
         for old, new in zip(a_now, a_next, strict=True):
             self._next(old, new)
         builder.cbranch(is_last, end, loop)

@@ -7,7 +7,6 @@ SINGLES
 from functools import cache
 from typing import Any
 
-import torch
 from llvmlite import binding, ir
 from numba import int64, types
 from numba.core import cgutils
@@ -17,6 +16,7 @@ from services.engine.kernels.cpu.coded_values import CodeReader
 from services.engine.kernels.cpu.compiled import MachineCode, compiled
 from services.engine.kernels.cpu.intrinsics import call_intrinsic
 from services.engine.kernels.cpu.register_tiles import COLUMNS, STEP_BYTES, Arithmetic
+from services.engine.kernels.cpu.scale_forms import ScaleForm
 from services.engine.kernels.cpu.vectors import LANES, BFloat16s
 from services.engine.quantization.codes import Code
 
@@ -28,8 +28,8 @@ _PAIRS = ir.VectorType(_HALF, 2 * LANES)
 
 
 @cache
-def unpack_codes(arithmetic: Arithmetic, code: Code, scales: str, *, has_offsets: bool) -> Any:
-    """Makes a function that kernels call. scales: the dtype of scales and offsets.
+def unpack_codes(arithmetic: Arithmetic, code: Code, scales: ScaleForm, *, has_offsets: bool) -> Any:
+    """Makes a function that kernels call. scales: the form of scales and offsets.
 
     Its arguments: address of the first group's codes; groups; steps of a group, and of the last; bytes between a
     group's last step and its scales; address of b; address of the codes' table.
@@ -60,13 +60,13 @@ def unpack_codes(arithmetic: Arithmetic, code: Code, scales: str, *, has_offsets
 
 
 @cache
-def _function(arithmetic: Arithmetic, code: Code, scales: str, *, has_offsets: bool) -> MachineCode:
+def _function(arithmetic: Arithmetic, code: Code, scales: ScaleForm, *, has_offsets: bool) -> MachineCode:
     """Makes the C function, compiled once for all kernels that call it."""
     return _make_function(arithmetic, code, scales, has_offsets=has_offsets)
 
 
 @compiled(*[int64] * _NUM_ARGUMENTS)
-def _make_function(arithmetic: Arithmetic, code: Code, scales: str, *, has_offsets: bool) -> Any:
+def _make_function(arithmetic: Arithmetic, code: Code, scales: ScaleForm, *, has_offsets: bool) -> Any:
     unpack = _unpack(arithmetic, code, scales, has_offsets=has_offsets)
 
     def function(codes: int, groups: int, steps: int, last_steps: int, between: int, target: int, table: int) -> None:
@@ -75,7 +75,7 @@ def _make_function(arithmetic: Arithmetic, code: Code, scales: str, *, has_offse
     return function
 
 
-def _unpack(arithmetic: Arithmetic, code: Code, scales: str, *, has_offsets: bool) -> Any:
+def _unpack(arithmetic: Arithmetic, code: Code, scales: ScaleForm, *, has_offsets: bool) -> Any:
     @intrinsic
     def unpack(
         _context: Any,
@@ -90,7 +90,7 @@ def _unpack(arithmetic: Arithmetic, code: Code, scales: str, *, has_offsets: boo
         def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             *others, table = arguments
             reader = CodeReader(builder, code, table)
-            _Unpacking(builder, arithmetic, reader, getattr(torch, scales), has_offsets=has_offsets).build(*others)
+            _Unpacking(builder, arithmetic, reader, scales, has_offsets=has_offsets).build(*others)
             return context.get_dummy_value()
 
         return types.void(*[int64] * _NUM_ARGUMENTS), generate
@@ -102,7 +102,7 @@ class _Unpacking:
     """Builds the loops over groups and their steps."""
 
     def __init__(
-        self, builder: Any, arithmetic: Arithmetic, reader: CodeReader, scales: torch.dtype, *, has_offsets: bool
+        self, builder: Any, arithmetic: Arithmetic, reader: CodeReader, scales: ScaleForm, *, has_offsets: bool
     ) -> None:
         self._builder = builder
         self._arithmetic = arithmetic
@@ -112,23 +112,31 @@ class _Unpacking:
 
     def build(self, codes: Any, groups: Any, steps: Any, last_steps: Any, between: Any, target: Any) -> None:
         """Builds the loop over groups."""
-        builder, of_group = self._builder, COLUMNS * self._scales.itemsize
+        builder, reader, form = self._builder, self._reader, self._scales
+        of_group = form.tail_bytes(has_offsets=False)
         entry, loop, end = builder.block, builder.append_basic_block("group"), builder.append_basic_block("end")
         builder.branch(loop)
         builder.position_at_end(loop)
         left, now, into = (self._running(value, entry) for value in (groups, codes, target))
+        block_before = self._running(codes, entry) if form.has_two_levels else None
         is_last = builder.icmp_unsigned("==", left, _LONG(1))
         own_steps = builder.select(is_last, last_steps, steps)
-        at_scales = builder.add(builder.add(now, builder.mul(own_steps, _LONG(self._reader.step_bytes))), between)
+        block, first = now, now
+        if block_before is not None:
+            index = builder.sub(groups, left)
+            block, first = reader.block(index, now, block_before, form, has_offsets=self._has_offsets)
+        at_scales = builder.add(builder.add(first, builder.mul(own_steps, _LONG(reader.step_bytes))), between)
         after = builder.add(at_scales, _LONG(of_group))
-        scales = [self._reader.scale(at_scales, self._scales, v) for v in range(_VECTORS)]
+        scales = [reader.scale(block, at_scales, form, v) for v in range(_VECTORS)]
         offsets = []
         if self._has_offsets:
-            offsets = [self._reader.of_group(after, self._scales, v) for v in range(_VECTORS)]
+            offsets = [reader.offset(block, after, form, v) for v in range(_VECTORS)]
             after = builder.add(after, _LONG(of_group))
-        into_next = self._build_steps(now, own_steps, into, scales, offsets)
+        into_next = self._build_steps(first, own_steps, into, scales, offsets)
         for running, value in ((left, builder.sub(left, _LONG(1))), (now, after), (into, into_next)):
             running.add_incoming(value, builder.block)
+        if block_before is not None:
+            block_before.add_incoming(block, builder.block)
         builder.cbranch(is_last, end, loop)
         builder.position_at_end(end)
 

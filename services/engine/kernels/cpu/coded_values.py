@@ -2,12 +2,12 @@
 
 from typing import Any
 
-import torch
 from llvmlite import ir
 
 from services.engine.kernels.cpu.coded_panels import step_bytes, step_depth
 from services.engine.kernels.cpu.intrinsics import ISA, call_intrinsic
 from services.engine.kernels.cpu.register_tiles import COLUMNS
+from services.engine.kernels.cpu.scale_forms import ScaleForm
 from services.engine.kernels.cpu.vectors import LANES
 from services.engine.quantization.codes import Code
 
@@ -56,22 +56,45 @@ class CodeReader:
         first, second = (builder.bitcast(self.singles(loaded, depth), _WORDS) for depth in range(2))
         return builder.or_(builder.lshr(first, ir.Constant(_WORDS, [16] * LANES)), second)
 
-    def scale(self, scales: Any, dtype: torch.dtype, vector: int) -> Any:
+    def block(self, index: Any, now: Any, earlier: Any, form: ScaleForm, *, has_offsets: bool) -> tuple[Any, Any]:
+        """Returns the addresses of a group's block, and of its codes, where scales have two levels.
+
+        index: of the group; now: what follows the group before; earlier: the address of the block of the group before.
+        """
+        builder = self._builder
+        place = builder.urem(index, _LONG(form.block_groups))
+        begins = builder.icmp_unsigned("==", place, _LONG(0))
+        codes = builder.add(now, _LONG(form.head_bytes(has_offsets=has_offsets)))
+        return builder.select(begins, now, earlier), builder.select(begins, codes, now)
+
+    def scale(self, block: Any, scales: Any, form: ScaleForm, vector: int) -> Any:
         """Loads the scales of 16 columns, by which the numbers are to be multiplied."""
-        scale = self.of_group(scales, dtype, vector)
+        scale = self._of_group(block, scales, form, vector)
         if self._code is Code.E4M3:
             scale = self._builder.fmul(scale, ir.Constant(_FLOATS, [_E4M3_FACTOR] * LANES))
         return scale
 
-    def of_group(self, address: Any, dtype: torch.dtype, vector: int) -> Any:
-        """Loads scales or offsets of 16 columns as float32."""
-        builder, shift = self._builder, vector * LANES * dtype.itemsize
-        if dtype == torch.float32:
+    def offset(self, block: Any, offsets: Any, form: ScaleForm, vector: int) -> Any:
+        """Loads the offsets of 16 columns."""
+        return self._of_group(block, offsets, form, vector, COLUMNS * 2)
+
+    def _of_group(self, block: Any, address: Any, form: ScaleForm, vector: int, of_block: int = 0) -> Any:
+        """Loads scales or offsets of 16 columns as float32. of_block: bytes to their float16 in a block."""
+        builder, shift = self._builder, vector * LANES * form.dtype.itemsize
+        if form.has_two_levels:
+            fine = self._load(address, shift, ir.VectorType(_BYTE, LANES))
+            widened = builder.sext(fine, _WORDS) if form.dtype.is_signed else builder.zext(fine, _WORDS)
+            return builder.fmul(builder.sitofp(widened, _FLOATS), self._halves(block, of_block + vector * LANES * 2))
+        if form is ScaleForm.FLOAT32:
             return self._load(address, shift, _FLOATS)
-        if dtype == torch.float16:
-            return builder.fpext(self._load(address, shift, ir.VectorType(ir.HalfType(), LANES)), _FLOATS)
+        if form is ScaleForm.FLOAT16:
+            return self._halves(address, shift)
         words = builder.zext(self._load(address, shift, _HALVES), _WORDS)
         return builder.bitcast(builder.shl(words, ir.Constant(_WORDS, [16] * LANES)), _FLOATS)
+
+    def _halves(self, address: Any, shift: int) -> Any:
+        """Loads 16 float16 as float32."""
+        return self._builder.fpext(self._load(address, shift, ir.VectorType(ir.HalfType(), LANES)), _FLOATS)
 
     def _of_nibbles(self, words: Any, nibble: int) -> Any:
         builder, indices = self._builder, self._shifted(words, nibble)

@@ -103,8 +103,11 @@ def _kind(packed: PackedCodes) -> tuple[object, ...]:
 
 
 def pack(matrix: CodedMatrix, *, centres: bool = True) -> PackedCodes | None:
-    """Packs a matrix on its device; None: no kernel multiplies it. centres: leaves out offsets where that is exact."""
-    step = _step(matrix)
+    """Packs a matrix on its device; None: no kernel multiplies it. centres: leaves out offsets where that is exact.
+
+    Scales of two levels are packed as one, in float32.
+    """
+    step, matrix = _step(matrix), matrix.with_one_level()
     if step is None:
         return None
     out, depth = matrix.shape
@@ -147,7 +150,7 @@ def _step(matrix: CodedMatrix) -> int | None:
 
 def _is_centred(matrix: CodedMatrix) -> bool:
     """Returns True if each code less CENTRE, times the scale, is its number."""
-    if matrix.code is not Code.UINT4 or matrix.offsets is None:
+    if matrix.code is not Code.UINT4 or matrix.offsets is None or matrix.coarse is not None:
         return False
     return bool((matrix.offsets.float() == matrix.scales.float() * -CENTRE.value).all())
 
