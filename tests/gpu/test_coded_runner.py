@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from transformers import Mxfp4Config
 
 from services.config import Quantization
@@ -26,7 +27,8 @@ from tests.checkpoints import write_checkpoint
 from tests.engine.oracle import Reference, prompts_of
 from tests.engine.stepping import Row, run_greedy
 from tests.gpu.coded_tensors import CodedTensors
-from tests.quantized_checkpoints import write_mxfp4
+from tests.quantized_checkpoints import WAYS as WAYS_OF_FILES
+from tests.quantized_checkpoints import write_mxfp4, write_quantized
 
 _AS_THEY_ARE = Inputs.AS_THEY_ARE
 _NUM_BLOCKS, _BLOCK_SIZE = 64, 16
@@ -162,9 +164,50 @@ def test_gpt_oss_has_the_logprobs_of_transformers_over_the_same_file(tmp_path: P
         assert isinstance(layer.mlp.experts.kernel, CodedExperts)
 
 
+def with_rounded_inputs(reference: Reference, group: int | None) -> Reference:
+    """Rounds what linear layers within the layers get to e4m3, with a scale for each row or group, as DeepSeek-V3
+    (arXiv 2412.19437, 3.3.2) and compressed-tensors define it, in float32.
+    """
+
+    def round_inputs(_: nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tensor:
+        (x,) = inputs
+        groups = x.unflatten(-1, (-1, group or x.shape[-1]))
+        scales = groups.abs().amax(dim=-1, keepdim=True) / 448
+        return ((groups / scales).to(torch.float8_e4m3fn).float() * scales).flatten(-2)
+
+    for name, layer in reference._model.named_modules():
+        if isinstance(layer, nn.Linear) and name != "lm_head":
+            layer.register_forward_pre_hook(round_inputs)
+    return reference
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("way", "group"), [("fp8-blocks", 128), ("w8a8-float", None), ("fp8-static", None)])
+def test_checkpoints_in_fp8_have_their_inputs_rounded(way: str, group: int | None, tmp_path: Path) -> None:
+    """Near what the format's definition gives; here and there the last bits of a number decide its code, which moves
+    all that follows, but never as far as rounding itself does. Older GPUs take inputs as they are.
+    """
+    shape: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, "head_dim": 32}
+    write_quantized(tmp_path / "quantized", write_checkpoint(tmp_path / "plain", **shape), WAYS_OF_FILES[way])
+    prompts, kept = prompts_of([5, 18]), KeptForms()
+    numbers = tmp_path / "quantized" / "numbers"
+    found, plainly = (
+        run_greedy(on_gpu(tmp_path / "quantized", None, torch.float32, gpu, kept), prompts, 1, 20, num_logprobs=19)
+        for gpu in (_HOPPER, _AMPERE)
+    )
+    assert kept.notices() == ()
+    rounding, exact = with_rounded_inputs(Reference(numbers), group), Reference(numbers)
+    for row, plain, prompt in zip(found, plainly, prompts, strict=True):
+        (_, rounded), (_, expected) = rounding.run(prompt, 1), exact.run(prompt, 1)
+        ((_, ids, values),), ((_, other_ids, others),) = row.logprobs, plain.logprobs
+        effect = float((rounded - expected).abs().mean())
+        assert float((torch.tensor(values) - rounded[0, list(ids)]).abs().mean()) < 0.2 * effect
+        assert others == pytest.approx(expected[0, list(other_ids)].tolist(), abs=1e-3)
+
+
 @pytest.mark.parametrize(
     ("inputs", "capability", "kept"),
-    [(_AS_THEY_ARE, _AMPERE, True), (Inputs.E4M3, _AMPERE, False), (_AS_THEY_ARE, _TURING, False)],
+    [(_AS_THEY_ARE, _AMPERE, True), (Inputs.E4M3, _AMPERE, True), (_AS_THEY_ARE, _TURING, False)],
 )
 def test_what_a_gpu_cannot_multiply_is_unpacked_and_told(
     inputs: Inputs, capability: tuple[int, int], kept: bool, tmp_path: Path

@@ -260,6 +260,7 @@ class Float8Layer:
     block: tuple[int, int] | None = None  # outputs and inputs with one scale, of Per.BLOCK
     scale_ends: tuple[str, ...] = (".weight_scale",)  # names that the scales may have, of which one is there
     input_ends: tuple[str, ...] = ()  # names that a static scale of activations may have
+    float8_inputs: bool = False  # activations are e4m3 too, with a scale for each of the weight's groups in a row
 
     @property
     def mark(self) -> str:
@@ -269,9 +270,10 @@ class Float8Layer:
     @property
     def form(self) -> str:
         """See `LayerScheme.form`."""
+        inputs = ", activations in FP8" if self.float8_inputs else ""
         if self.block is not None:
-            return f"FP8, a scale for {self.block[0]} x {self.block[1]} numbers"
-        return f"FP8, a scale for each {' or '.join(_SCOPES[per] for per in self.pers)}"
+            return f"FP8, a scale for {self.block[0]} x {self.block[1]} numbers{inputs}"
+        return f"FP8, a scale for each {' or '.join(_SCOPES[per] for per in self.pers)}{inputs}"
 
     def parts(self, out: int, depth: int) -> Mapping[str, Part]:
         """See `LayerScheme.parts`."""

@@ -45,6 +45,16 @@ CPU = torch.device("cpu")
 LAYER = "model.layers.0."
 MATRICES = [f"{LAYER}{name}.weight" for name in ("self_attn.q_proj", "self_attn.k_proj", "mlp.down_proj")]
 NUM_TOKENS = 12
+INPUTS = {
+    "w8a8": Inputs.INT8,
+    "w8a8-static": Inputs.INT8,
+    "w8a8-asymmetric": Inputs.INT8,
+    "w8a8-float": Inputs.E4M3,
+    "fp8-rows": Inputs.E4M3,
+    "fp8-static": Inputs.E4M3,
+    "fp8-blocks": Inputs.E4M3_GROUPS,
+    "fp8-small-blocks": Inputs.E4M3_GROUPS,
+}
 Written = Callable[[str], tuple[Path, dict[str, Tensor]]]
 
 
@@ -94,7 +104,7 @@ def test_numbers_are_those_that_the_format_means(way: str, written: Written) -> 
         assert (matrix is not None) == is_quantized(name)
         if matrix is not None:
             assert torch.equal(matrix.numbers(torch.float32), expected)
-            assert (matrix.inputs is Inputs.INT8) == (way in ("w8a8", "w8a8-static", "w8a8-asymmetric"))
+            assert matrix.inputs is INPUTS.get(way, Inputs.AS_THEY_ARE)
 
 
 @pytest.mark.few(2)

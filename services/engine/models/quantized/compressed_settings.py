@@ -141,7 +141,8 @@ def _read_floats(group: ConfigSettings, weights: ConfigSettings) -> Float8Layer:
     block = read_block(weights, "block_structure") if per is Per.BLOCK else None
     inputs = read_inputs(group, "float")
     is_static = inputs is not None and inputs.value("dynamic", False) is False
-    return Float8Layer(pers=(per,), block=block, input_ends=(".input_scale",) if is_static else ())
+    ends = (".input_scale",) if is_static else ()
+    return Float8Layer(pers=(per,), block=block, input_ends=ends, float8_inputs=inputs is not None)
 
 
 def read_scope(weights: ConfigSettings, supported: tuple[Per, ...]) -> tuple[Per, int | None]:

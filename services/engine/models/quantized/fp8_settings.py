@@ -15,8 +15,8 @@ _OF_OTHERS = ("dequantize", "is_checkpoint_fp8_serialized")
 def read_fp8(raw: ConfigSettings) -> Scheme:
     """Returns the ways of storing. Raises ModelError.
 
-    The scales are there for each weight: one, one for each row, or one for each block. Static scales of activations are
-    checked and not used: see `input_parts`.
+    The scales are there for each weight: one, one for each row, or one for each block. Activations are e4m3 as well.
+    Static scales of activations are checked and not used: see `input_parts`.
     """
     raw.disregard(*_OF_OTHERS)
     raw.require("fmt", "e4m3")
@@ -30,10 +30,10 @@ def read_fp8(raw: ConfigSettings) -> Scheme:
     ends = (".weight_scale_inv", ".weight_scale")
     inputs = (".input_scale", ".activation_scale") if raw.text("activation_scheme") == "static" else ()
     if raw.value("weight_block_size") is None:
-        layer = Float8Layer(pers=(Per.TENSOR, Per.ROW), scale_ends=ends, input_ends=inputs)
+        layer = Float8Layer(pers=(Per.TENSOR, Per.ROW), scale_ends=ends, input_ends=inputs, float8_inputs=True)
     else:
         block = read_block(raw, "weight_block_size")
-        layer = Float8Layer(pers=(Per.BLOCK,), block=block, scale_ends=ends[:1], input_ends=inputs)
+        layer = Float8Layer(pers=(Per.BLOCK,), block=block, scale_ends=ends[:1], input_ends=inputs, float8_inputs=True)
     if raw.value("modules_to_convert"):
         raise raw.refusal("modules_to_convert", "is not supported")
     return Scheme(METHOD, (("", layer),), excluded_modules(raw, "modules_to_not_convert", "ignored_layers"))

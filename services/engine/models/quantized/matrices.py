@@ -160,14 +160,15 @@ def _compressed_zeros(layer: CompressedInts, part: ReadPart, rows: range) -> Ten
 def _float8(layer: Float8Layer, part: ReadPart, rows: range, columns: range, depth: int) -> StoredMatrix:
     codes = _there(part(".weight", _slice(rows), _slice(columns))).view(torch.uint8)
     stored = next(found for end in layer.scale_ends if (found := part(end, None, None)) is not None)
-    group = depth
+    group, inputs = depth, Inputs.E4M3 if layer.float8_inputs else Inputs.AS_THEY_ARE
     if layer.block is not None:
+        inputs = Inputs.E4M3_GROUPS if layer.float8_inputs else inputs
         high, group = layer.block
         scales = stored[[row // high for row in rows]]
     else:
         per = Per.TENSOR if stored.numel() == 1 else Per.ROW
         scales = _of_rows(per, stored if per is Per.TENSOR else stored[_slice(rows)], len(rows))
-    return StoredMatrix(Code.E4M3, codes, scales, None, group, columns, None, Inputs.AS_THEY_ARE)
+    return StoredMatrix(Code.E4M3, codes, scales, None, group, columns, None, inputs)
 
 
 def _rows_of(per: Per, rows: range) -> tuple[slice | None, slice | None]:

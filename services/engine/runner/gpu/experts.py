@@ -8,7 +8,6 @@ from services.engine.kernels.gpu.packed_codes import can_pack
 from services.engine.kernels.gpu.stacked_experts import CodedExperts, StackedExperts
 from services.engine.models.experts_config import Experts
 from services.engine.models.grouped_mlp import ExpertCodes
-from services.engine.models.linear import Coded
 from services.engine.quantization.codes import stacked
 
 
@@ -20,14 +19,11 @@ def stacked_experts(experts: Experts, down: Tensor) -> StackedExperts:
     return StackedExperts(experts.routing, hidden, width, down, experts.clamp)
 
 
-def coded_experts(
-    experts: Experts, read: Callable[[int], ExpertCodes | None], can_multiply: Callable[[Coded], bool]
-) -> CodedExperts | None:
+def coded_experts(experts: Experts, read: Callable[[int], ExpertCodes | None]) -> CodedExperts | None:
     """Makes a GPU's kernels for experts whose weights are codes; None: there are none for them, or they are not stored
     in codes, or not all in the same way.
 
     read: returns the codes of an expert, which are whole and are taken over; None: it is stored in numbers.
-    can_multiply: returns True if the GPU takes matrices of this kind.
     """
     kernel = CodedExperts(experts.routing, experts.clamp)
 
@@ -36,9 +32,7 @@ def coded_experts(
         if codes is None:
             return False
         gate_up, down = stacked(codes.matrices[:2]), codes.matrices[2]
-        whole = (*gate_up, down)
-        fits = all(one.order is None and can_pack(one) for one in whole) and can_multiply(whole)
-        if len(gate_up) > 1 or not fits:
+        if len(gate_up) > 1 or any(one.order is not None or not can_pack(one) for one in (*gate_up, down)):
             return False
         return kernel.put_codes(expert, gate_up[0], down, codes.gate_up_bias, codes.down_bias)
 

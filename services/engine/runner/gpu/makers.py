@@ -1,6 +1,7 @@
 """The makers of a model's products on a GPU, by what the configuration asks for and the GPU can do."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -8,6 +9,7 @@ from torch import Tensor
 from services.config import Quantization
 from services.engine.kernels.gpu.coded_linear import coded_product
 from services.engine.kernels.gpu.fp8_linear import Fp8Product
+from services.engine.kernels.gpu.packed_codes import can_pack
 from services.engine.models.experts_config import Experts
 from services.engine.models.grouped_mlp import ExpertCodes, ExpertsKernel
 from services.engine.models.linear import Coded, Product
@@ -23,14 +25,19 @@ _E4M3_INPUTS = (8, 9)  # of the first GPUs whose matrix units take e4m3
 
 def makers_for(quantization: Quantization, capability: Capability) -> Makers:
     """Returns the makers for a GPU of this compute capability. What it cannot multiply as codes is left to others."""
+    takes_codes = capability >= _CODES
 
     def product(matrices: Coded, bias: Tensor | None) -> Product | None:
-        return coded_product(matrices, bias) if _can_multiply(matrices, capability) else None
+        return coded_product(_with_inputs(matrices, capability), bias) if takes_codes else None
 
     def experts(
         numbers: Experts, read: Callable[[int], ExpertCodes | None], dtype: torch.dtype
     ) -> ExpertsKernel | None:
-        return coded_experts(numbers, read, lambda matrices: _can_multiply(matrices, capability))
+        def read_taken(expert: int) -> ExpertCodes | None:
+            codes = read(expert)
+            return None if codes is None else codes._replace(matrices=_with_inputs(codes.matrices, capability))
+
+        return coded_experts(numbers, read_taken) if takes_codes else None
 
     return Makers(
         product=Fp8Product if quantization == Quantization.FP8 else None,
@@ -40,6 +47,11 @@ def makers_for(quantization: Quantization, capability: Capability) -> Makers:
     )
 
 
-def _can_multiply(matrices: tuple[CodedMatrix, ...], capability: Capability) -> bool:
-    of_e4m3 = any(matrix.inputs in (Inputs.E4M3, Inputs.E4M3_GROUPS) for matrix in matrices)
-    return capability >= (_E4M3_INPUTS if of_e4m3 else _CODES)
+def _with_inputs(matrices: tuple[CodedMatrix, ...], capability: Capability) -> tuple[CodedMatrix, ...]:
+    """Returns the matrices with inputs that the GPU and its kernels round as a checkpoint says, else as they are."""
+
+    def is_taken(matrix: CodedMatrix) -> bool:
+        of_e4m3 = matrix.inputs in (Inputs.E4M3, Inputs.E4M3_GROUPS)
+        return can_pack(matrix) and (not of_e4m3 or capability >= _E4M3_INPUTS)
+
+    return tuple(one if is_taken(one) else replace(one, inputs=Inputs.AS_THEY_ARE) for one in matrices)
