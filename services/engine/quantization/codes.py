@@ -79,7 +79,6 @@ class CodedMatrix:
     group: int  # numbers of a row with the same scale; the last group may have fewer
     order: Tensor | None = None  # int64[in]: codes[:, i] belongs to input order[i]; None: to input i
     inputs: Inputs = Inputs.AS_THEY_ARE
-    input_scale: float | None = None  # of codes of inputs, if it is not one for each row that follows from the row
     coarse: CoarseScales | None = None  # what scales and offsets are multiplied with
 
     def __post_init__(self) -> None:
@@ -90,7 +89,6 @@ class CodedMatrix:
         assert self.scales.shape == groups, (self.scales.shape, groups)
         assert self.offsets is None or (self.offsets.dtype, self.offsets.shape) == (self.scales.dtype, groups)
         assert self.order is None or self.order.shape == (depth,)
-        assert self.input_scale is None or (self.inputs is Inputs.INT8 and self.input_scale > 0)
         if self.coarse is not None:
             blocks = (torch.float16, (out, -(-groups[1] // self.coarse.groups)))
             of_blocks = self.coarse.scales, self.coarse.offsets
@@ -180,8 +178,8 @@ class CodedMatrix:
 
 
 def _kind(matrix: CodedMatrix) -> tuple[object, ...]:
-    of_inputs = matrix.inputs, matrix.input_scale, matrix.shape[1]
     blocks = None if matrix.coarse is None else matrix.coarse.groups
+    of_inputs = matrix.inputs, matrix.shape[1]
     return matrix.code, matrix.group, matrix.scales.dtype, matrix.offsets is None, blocks, *of_inputs
 
 

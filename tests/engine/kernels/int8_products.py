@@ -32,7 +32,6 @@ class Weight:
     codes: torch.Tensor  # int8 [columns, depth]
     scales: torch.Tensor  # float32 [columns]
     bias: torch.Tensor | None = None  # float32 [columns]
-    input_scale: float | None = None
 
     def matrix(self, begin: int = 0, end: int | None = None) -> CodedMatrix:
         """Its rows, or some."""
@@ -44,43 +43,38 @@ class Weight:
             None,
             self.codes.shape[1],
             inputs=Inputs.INT8,
-            input_scale=self.input_scale,
         )
 
     def linear(self, dtype: torch.dtype) -> Int8Linear:
         return Int8Linear([self.matrix()], self.bias, dtype)
 
 
-def random_weight(columns: int, depth: int, *, has_bias: bool = True, input_scale: float | None = None) -> Weight:
+def random_weight(columns: int, depth: int, *, has_bias: bool = True) -> Weight:
     """With all codes, -128 too."""
     generator = torch.Generator().manual_seed(columns * depth)
     codes = torch.randint(-128, 128, (columns, depth), dtype=torch.int8, generator=generator)
     scales = torch.rand(columns, generator=generator) * 0.02
     bias = torch.randn(columns, generator=generator) if has_bias else None
-    return Weight(codes, scales, bias, input_scale)
+    return Weight(codes, scales, bias)
 
 
 def random_rows(rows: int, depth: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(rows, depth, generator=torch.Generator().manual_seed(rows + depth)).to(dtype)
 
 
-def quantized(x: torch.Tensor, input_scale: float | None = None) -> tuple[np.ndarray, np.ndarray]:
+def quantized(x: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Codes of finite rows, int64, and scales of rows, float64, computed by numpy in float32 as the kernel says it."""
     numbers = x.to(torch.float32).numpy()
     largest = np.abs(numbers).max(axis=1, keepdims=True)
-    if input_scale is None:
-        scales = largest / np.float32(127)
-        factors = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
-    else:
-        scales = np.full_like(largest, input_scale)
-        factors = np.float32(1) / scales
+    scales = largest / np.float32(127)
+    factors = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
     codes = np.clip(np.rint(numbers * factors), -128, 127).astype(np.int64)
     return codes, scales.astype(np.float64)
 
 
 def assert_product(found: torch.Tensor, x: torch.Tensor, weight: Weight) -> None:
     """To within the roundings after the exact sums: to float32, by two factors, and to the dtype of the result."""
-    codes, scales = quantized(x, weight.input_scale)
+    codes, scales = quantized(x)
     sums = codes.astype(np.float64) @ weight.codes.numpy().astype(np.float64).T  # exact, as they are below 2^53
     scaled = sums * scales * weight.scales.numpy().astype(np.float64)
     bias = 0 if weight.bias is None else weight.bias.numpy().astype(np.float64)

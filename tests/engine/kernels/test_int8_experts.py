@@ -12,7 +12,7 @@ from services.engine.kernels.routing_numbers import Scores
 from services.engine.models.experts_config import Experts
 from services.engine.models.grouped_mlp import ExpertCodes, clamped_swiglu, coded_experts
 from services.engine.models.routing import route
-from services.engine.quantization.codes import CodedMatrix
+from services.engine.quantization.codes import CodedMatrix, Inputs
 from services.engine.quantization.rounding import to_int8
 from tests.engine.kernels.int8_products import quantized
 from tests.engine.kernels.test_packed_experts import SOFTMAX, Case, random, rms
@@ -28,24 +28,21 @@ CASES = [
 _ERRORS = {torch.float32: 1e-3, torch.bfloat16: 1e-2}  # of the inputs' rounding, where last bits decide a code
 
 
-def codes_of(experts: Experts, hidden: int, input_scales: tuple[float | None, float | None]) -> list[ExpertCodes]:
-    """Weights of all experts; input_scales: of both products."""
+def codes_of(experts: Experts, hidden: int) -> list[ExpertCodes]:
     width = experts.intermediate_size
 
-    def matrix(out: int, depth: int, seed: int, input_scale: float | None) -> CodedMatrix:
-        rounded = to_int8(random(out, depth, dtype=torch.float32, seed=seed) / depth**0.5)
-        return replace(rounded, input_scale=input_scale)
+    def matrix(out: int, depth: int, seed: int) -> CodedMatrix:
+        return to_int8(random(out, depth, dtype=torch.float32, seed=seed) / depth**0.5)
 
     def bias(size: int, seed: int) -> Tensor | None:
         return random(size, dtype=torch.float32, seed=seed) if experts.biases else None
 
-    first, second = input_scales
     return [
         ExpertCodes(
             (
-                matrix(width, hidden, 3 * seed, first),
-                matrix(width, hidden, 3 * seed + 1, first),
-                matrix(hidden, width, 3 * seed + 2, second),
+                matrix(width, hidden, 3 * seed),
+                matrix(width, hidden, 3 * seed + 1),
+                matrix(hidden, width, 3 * seed + 2),
             ),
             bias(2 * width, seed),
             bias(hidden, seed),
@@ -56,7 +53,7 @@ def codes_of(experts: Experts, hidden: int, input_scales: tuple[float | None, fl
 
 def product(x: Tensor, matrices: list[CodedMatrix], bias: Tensor | None, *, rounds: bool) -> Tensor:
     if rounds:
-        codes, scales = quantized(x.to(torch.float32), matrices[0].input_scale)
+        codes, scales = quantized(x.to(torch.float32))
         x = torch.from_numpy(codes * scales)
     y = x.double() @ torch.cat([matrix.numbers(torch.float64) for matrix in matrices]).T
     return y if bias is None else y + bias.double()
@@ -82,14 +79,11 @@ def expected(
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("input_scales", [(None, None), (0.03, 0.01)])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.hidden}-{case.rows}")
 @BOTH
-def test_they_compute_what_codes_mean(
-    case: Case, input_scales: tuple[float | None, float | None], dtype: torch.dtype
-) -> None:
+def test_they_compute_what_codes_mean(case: Case, dtype: torch.dtype) -> None:
     """Far nearer to it than to what rows as they are would give. Of one row's experts most get no token."""
-    codes = codes_of(case.experts, case.hidden, input_scales)
+    codes = codes_of(case.experts, case.hidden)
     kernel = coded_experts(case.experts, lambda expert: codes[expert], dtype)
     assert isinstance(kernel, Int8Experts)
     x, logits = random(case.rows, case.hidden, dtype=dtype), random(case.rows, case.experts.num_experts, dtype=dtype)
@@ -106,7 +100,7 @@ def test_they_compute_what_codes_mean(
 @BOTH
 def test_a_row_is_the_same_to_the_bit_whatever_is_beside_it(dtype: torch.dtype) -> None:
     experts = replace(GPT_OSS, num_experts=4, top_k=2)
-    codes = codes_of(experts, 64, (None, None))
+    codes = codes_of(experts, 64)
     kernel = coded_experts(experts, lambda expert: codes[expert], dtype)
     assert isinstance(kernel, Int8Experts)
     x, logits = random(700, 64, dtype=dtype), random(700, 4, dtype=dtype)
@@ -116,9 +110,9 @@ def test_a_row_is_the_same_to_the_bit_whatever_is_beside_it(dtype: torch.dtype) 
 
 
 def test_what_differs_between_experts_has_no_kernel() -> None:
-    """A scale of inputs, for one; and of gate and up, whose rows are quantized once."""
-    codes = codes_of(SOFTMAX, 64, (None, None))
+    codes = codes_of(SOFTMAX, 64)
     gate, up, down = codes[3].matrices
-    for matrices in ((replace(gate, input_scale=0.5), up, down), (gate, up, replace(down, input_scale=0.5))):
+    plain = Inputs.AS_THEY_ARE
+    for matrices in ((replace(gate, inputs=plain), up, down), (gate, up, replace(down, inputs=plain))):
         mixed = [*codes[:3], ExpertCodes(matrices), *codes[4:]]
         assert coded_experts(SOFTMAX, mixed.__getitem__, torch.float32) is None

@@ -25,11 +25,9 @@ POISON = 0xFF  # bytes of scratch memory: -1, or NaN
 
 
 @BOTH
-@pytest.mark.parametrize("input_scale", [None, 0.013])
-def test_shapes_at_borders(input_scale: float | None, dtype: torch.dtype) -> None:
-    """With a scale that the model brings, some numbers are cut off at both ends."""
+def test_shapes_at_borders(dtype: torch.dtype) -> None:
     for number, (rows, columns, depth) in enumerate(SHAPES):
-        weight = random_weight(columns, depth, has_bias=number % 2 == 0, input_scale=input_scale)
+        weight = random_weight(columns, depth, has_bias=number % 2 == 0)
         linear, x = weight.linear(dtype), random_rows(rows, depth, dtype)
         linear._kernels._memory.fill(POISON)
         assert_product(linear(x), x, weight)
@@ -54,7 +52,7 @@ def test_the_largest_sums_do_not_overflow(dtype: torch.dtype) -> None:
     depth = MOST_DEPTH - 1
     codes = torch.full((3, depth), -128, dtype=torch.int8)
     codes[1] = 127
-    weight = Weight(codes, torch.ones(3), input_scale=1.0)
+    weight = Weight(codes, torch.ones(3))
     x = torch.stack([torch.full((depth,), float(value)) for value in (-300, 300, -1)]).to(dtype)
     assert_product(weight.linear(dtype)(x), x, weight)
 
@@ -69,13 +67,10 @@ def test_halves_are_rounded_to_even(dtype: torch.dtype) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("input_scale", [None, 0.013])
 @pytest.mark.parametrize("value", [math.nan, -math.nan, math.inf, -math.inf])
-def test_rows_with_numbers_that_are_not_finite_become_nan_and_others_stay(
-    value: float, input_scale: float | None, dtype: torch.dtype
-) -> None:
+def test_rows_with_numbers_that_are_not_finite_become_nan_and_others_stay(value: float, dtype: torch.dtype) -> None:
     """Only then a step notices them. In the last numbers, too, which are no whole vector."""
-    weight = random_weight(64, 35, input_scale=input_scale)
+    weight = random_weight(64, 35)
     linear, x = weight.linear(dtype), random_rows(5, 35, dtype)
     before, gated_before = linear(x).clone(), linear(x, gated=True).clone()
     x[1, 3], x[3, 34] = value, value
@@ -162,4 +157,3 @@ def test_what_it_does_not_multiply() -> None:
         assert not can_multiply([other], torch.bfloat16)
         assert not can_multiply([matrix, other], torch.bfloat16)
     assert not can_multiply([matrix], torch.float16)
-    assert not can_multiply([matrix, replace(matrix, input_scale=0.5)], torch.bfloat16)  # rows are quantized once

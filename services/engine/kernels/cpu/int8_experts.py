@@ -15,7 +15,7 @@ from services.engine.kernels.cpu.matmul import WEIGHTS, padded
 from services.engine.kernels.cpu.packed_experts import PackedExperts
 from services.engine.kernels.cpu.quantize_rows import make_quantize
 from services.engine.kernels.cpu.register_tiles import COLUMNS, Arithmetic, arithmetic_of_codes
-from services.engine.kernels.cpu.team import Kernel, Team, float_argument
+from services.engine.kernels.cpu.team import Kernel, Team
 from services.engine.kernels.routing_numbers import RoutingNumbers
 from services.engine.quantization.codes import CodedMatrix
 
@@ -36,7 +36,6 @@ class Int8Experts(PackedExperts):
     ) -> None:
         """first: gate, up [width, hidden] and down [hidden, width] of an expert, which `can_multiply` accepts."""
         width, hidden = first[0].shape
-        self._gate_up_scale, self._down_scale = (matrix.input_scale or 0.0 for matrix in (first[0], first[2]))
         super().__init__(numbers, hidden, width, dtype, clamp)
 
     def put_codes(self, expert: int, weights: Sequence[CodedMatrix]) -> None:
@@ -69,9 +68,9 @@ class Int8Experts(PackedExperts):
         return WEIGHTS.empty(torch.Size(panels), torch.int8), torch.zeros(*shape, 3, COLUMNS)
 
     def _feed(self, team: Team, x: Tensor, pairs: Tensor, plan: Tensor, num_pairs: int) -> Tensor:
-        own = self._gate_up, self._gate_up_panels, self._gate_up_numbers, self._gate_up_scale
+        own = self._gate_up, self._gate_up_panels, self._gate_up_numbers
         fed = self._multiply_codes(team, x[:, : self._hidden], pairs, plan, num_pairs, *own)
-        own = self._down, self._down_panels, self._down_numbers, self._down_scale
+        own = self._down, self._down_panels, self._down_numbers
         return self._multiply_codes(team, fed[:, : self._width], None, plan, num_pairs, *own)
 
     def _multiply_codes(
@@ -84,11 +83,8 @@ class Int8Experts(PackedExperts):
         kernel: Kernel,
         weight: Tensor,
         numbers: Tensor,
-        input_scale: float,
     ) -> Tensor:
-        """Multiplies a row for each pair. pairs: the row of x of each; None: x has one for each. input_scale: of the
-        codes of x; 0: each row has its own.
-        """
+        """Multiplies a row for each pair. pairs: the row of x of each; None: x has one for each."""
         panels, steps, blocks = weight.shape[2], weight.shape[3], self.most_blocks(num_pairs)
         scale_at = -(-steps * DEPTH_OF_STEP * self._code_bytes // _LINE) * _LINE
         codes = own_rows(team, num_pairs, scale_at + _LINE)
@@ -102,7 +98,6 @@ class Int8Experts(PackedExperts):
             codes.stride(0),
             x.shape[1],
             scale_at,
-            float_argument(input_scale),
         )
         target = team.empty(num_pairs, panels * COLUMNS, x.dtype)
         at_once = max(1, min(_MOST_PANELS, panels * blocks // (_LEAST_ITEMS * team.num_threads)))

@@ -17,7 +17,7 @@ from services.engine.kernels.cpu.matmul import padded
 from services.engine.kernels.cpu.packed_linear import items_of
 from services.engine.kernels.cpu.quantize_rows import make_quantize
 from services.engine.kernels.cpu.register_tiles import COLUMNS, Arithmetic, arithmetic_of_codes
-from services.engine.kernels.cpu.team import float_argument, the_team
+from services.engine.kernels.cpu.team import the_team
 from services.engine.quantization.codes import Code, CodedMatrix, Inputs
 
 _LINE = 64  # bytes
@@ -27,7 +27,7 @@ _DTYPES = (torch.bfloat16, torch.float32)
 class Int8Linear:
     """A linear layer, x W^T + b, of codes with a scale for each row of W. See `int8_matmul` for what it computes."""
 
-    __slots__ = ("_columns", "_depth", "_input_scale", "_kernels", "_numbers", "_weight")
+    __slots__ = ("_columns", "_depth", "_kernels", "_numbers", "_weight")
 
     def __init__(self, matrices: Sequence[CodedMatrix], bias: Tensor | None, dtype: torch.dtype) -> None:
         """matrices: one below the other, accepted by `can_multiply`. bias: [columns]. dtype: of x and of the result."""
@@ -38,7 +38,6 @@ class Int8Linear:
         self._kernels = _kernels(str(dtype).removeprefix("torch."))
         self._weight = pack_codes(codes, self._kernels.depth_of_block)
         self._numbers = pack_numbers(codes, scales, bias)
-        self._input_scale = matrices[0].input_scale or 0.0
 
     def columns(self, begin: int, end: int) -> "Int8Linear | None":
         """Returns a layer for some columns of the result, which shares their panels; None: they are no whole panels."""
@@ -46,7 +45,6 @@ class Int8Linear:
             return None
         part = Int8Linear.__new__(Int8Linear)
         part._columns, part._depth, part._kernels = end - begin, self._depth, self._kernels
-        part._input_scale = self._input_scale
         own = slice(begin // COLUMNS, end // COLUMNS)
         part._weight, part._numbers = self._weight[own], self._numbers[own]
         return part
@@ -75,7 +73,6 @@ class Int8Linear:
             codes.stride(0),
             self._depth,
             scale_at,
-            float_argument(self._input_scale),
         )
         width = self._columns // 2 if gated else self._columns
         panels = padded(width) // COLUMNS
@@ -106,8 +103,7 @@ class Int8Linear:
 
 def can_multiply(matrices: Sequence[CodedMatrix], dtype: torch.dtype) -> bool:
     """Returns True if there is a kernel for these matrices, one below the other, and for x of this dtype."""
-    input_scales = {matrix.input_scale for matrix in matrices}  # rows are quantized once for all
-    return dtype in _DTYPES and len(input_scales) == 1 and all(map(has_kernel, matrices))
+    return dtype in _DTYPES and all(map(has_kernel, matrices))
 
 
 def has_kernel(matrix: CodedMatrix) -> bool:

@@ -2,8 +2,7 @@
 
     code[i] = round(x[i] * (127 / largest)), ties to even        scale = largest / 127        largest = max |x[i]|
 
-(Dettmers et al. 2022, arXiv 2208.07339, section 2.1, with rows as the vectors.) With a scale that the model brings,
-code[i] = round(x[i] * (1 / scale)), at least -128 and at most 127.
+(Dettmers et al. 2022, arXiv 2208.07339, section 2.1, with rows as the vectors.)
 
 A row of codes is followed by its scale, float32. Codes have 128 added: VPDPBUSD and AMX's TDPBUSD take an unsigned and
 a signed factor. The scale of a row with NaN or infinities is NaN, and so is all that is multiplied by it.
@@ -25,7 +24,6 @@ from services.engine.kernels.cpu.int8_vectors import (
 from services.engine.kernels.cpu.intrinsics import (
     address_of,
     bits_float,
-    float64_of,
     float_pointer,
     int_pointer,
     njit,
@@ -45,8 +43,7 @@ def make_quantize(dtype: str, *, splits: bool) -> Any:
     """Makes a kernel that quantizes rows of this dtype. An item is a row.
 
     Arguments of the kernel: x, and the elements from row to row in it; the row of x of each item, int32, or 0 where it
-    is the item's own; codes, and the bytes from row to row in them; width; the byte of a row at which its scale is; the
-    scale that the model brings, or 0.
+    is the item's own; codes, and the bytes from row to row in them; width; the byte of a row at which its scale is.
 
     splits: codes are int16, in the order of `Arithmetic.SPLIT_BYTES`; else uint8. A row of codes has room for whole
     vectors of 16; what fills the last of them is the code of 0.
@@ -54,7 +51,7 @@ def make_quantize(dtype: str, *, splits: bool) -> Any:
     element = ELEMENTS[dtype]
     load_vector, load, pointer, size = element.load_vector, element.load, element.pointer, element.size
     store, code_bytes = (store_split_bytes, 2) if splits else (store_bytes, 1)
-    arg = places("x stride rows_of_x codes codes_stride width scale_at static_scale")
+    arg = places("x stride rows_of_x codes codes_stride width scale_at")
 
     @njit(error_model="numpy")
     def rest_of(row: int, width: int, begin: int, rest: Any) -> None:
@@ -65,7 +62,7 @@ def make_quantize(dtype: str, *, splits: bool) -> Any:
 
     @njit(error_model="numpy")
     def work(a: Any, item: int, _thread: int) -> None:
-        width, static_scale = a[arg.width], float32(float64_of(a[arg.static_scale]))
+        width = a[arg.width]
         row = int64(int_pointer(a[arg.rows_of_x])[item]) if a[arg.rows_of_x] != 0 else item
         x, codes = a[arg.x] + row * a[arg.stride] * size, a[arg.codes] + item * a[arg.codes_stride]
         whole = width // LANES * LANES
@@ -79,8 +76,6 @@ def make_quantize(dtype: str, *, splits: bool) -> Any:
         scale, factor = float32(0), float32(0)
         if bits >= _INFINITY_BITS:
             scale = _NAN
-        elif static_scale != float32(0):
-            scale, factor = static_scale, float32(1) / static_scale
         elif largest >= _LEAST:
             scale, factor = largest / _MOST, _MOST / largest
         float_pointer(codes + a[arg.scale_at])[0] = scale

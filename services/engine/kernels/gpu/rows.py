@@ -165,14 +165,12 @@ def quantize_kernel(
     scales: tl.tensor,
     num_rows: tl.tensor,
     stride: tl.tensor,
-    fixed_scale: tl.tensor,
     TINY: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
-    """Quantises each row to the dtype of `out`, with the scale that is given, or one from its largest magnitude. A
-    program has ROWS rows.
+    """Quantises each row to the dtype of `out`, with a scale from its largest magnitude. A program has ROWS rows.
 
     The scale of a row with NaN or infinities is NaN.
     """
@@ -182,10 +180,7 @@ def quantize_kernel(
     columns = tl.arange(0, BLOCK)[None, :]
     mask = (rows < num_rows) & (columns < WIDTH)
     value = tl.load(x + rows * stride + columns, mask=mask, other=0).to(tl.float32)
-    if fixed_scale is None:
-        scale = tl.maximum(tl.max(tl.abs(value), axis=1), TINY)[:, None] / most
-    else:
-        scale = tl.zeros((ROWS, 1), dtype=tl.float32) + fixed_scale
+    scale = tl.maximum(tl.max(tl.abs(value), axis=1), TINY)[:, None] / most
     scaled = value * (1 / scale)
     codes = to_float8(scaled) if is_float8 else to_int8(scaled)
     tl.store(out + rows * WIDTH + columns, codes, mask=mask)
@@ -193,20 +188,15 @@ def quantize_kernel(
     tl.store(scales + rows, scale, mask=rows < num_rows)
 
 
-def quantize_rows(
-    x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn, scale: float | None = None
-) -> tuple[Tensor, Tensor]:
-    """Returns x [T, width] as float8_e4m3fn or int8 [T, width], and float32 [T, 1], the factor of each row.
-
-    scale: the factor of all rows; codes beyond its range become the nearest.
-    """
+def quantize_rows(x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[Tensor, Tensor]:
+    """Returns x [T, width] as float8_e4m3fn or int8 [T, width], and float32 [T, 1], the factor of each row."""
     quantized = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     scales = torch.empty((len(x), 1), dtype=torch.float32, device=x.device)
-    quantize_rows_into(x, quantized, scales, scale)
+    quantize_rows_into(x, quantized, scales)
     return quantized, scales
 
 
-def quantize_rows_into(x: Tensor, out: Tensor, scales: Tensor, scale: float | None = None) -> None:
+def quantize_rows_into(x: Tensor, out: Tensor, scales: Tensor) -> None:
     """Writes the results of `quantize_rows` to out and scales."""
     num_rows, width = x.shape
     block, rows, num_warps = _tile(width)
@@ -216,7 +206,6 @@ def quantize_rows_into(x: Tensor, out: Tensor, scales: Tensor, scale: float | No
         scales,
         num_rows,
         x.stride(0),
-        scale,
         TINY=1e-12,
         WIDTH=width,
         BLOCK=block,
