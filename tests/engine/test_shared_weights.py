@@ -216,7 +216,7 @@ def test_files_that_are_no_complete_weights_are_not_mapped(
 
 
 def test_a_descriptor_that_has_other_weights_by_now_is_not_mapped(tmp_path: Path) -> None:
-    """A process that lets go of weights has its next file by the same descriptor, which the line of the first names."""
+    """A process that closes weights has its next file by the same descriptor, which the line of the first names."""
 
     def share(name: str, number: float) -> SharedWeights:
         return share_weights(name, lambda: packed(number), Told(), WeightHolders(tmp_path))

@@ -4,7 +4,7 @@
 
 A process opens the weights of another by the other's descriptor (/proc/<pid>/fd), which needs nothing of the other: it
 may be busy, or stopped. The file is only a hint. What a line names is opened, checked and believed if it is complete
-and says itself that it has the weights of this name (`shared_file.open_sealed`): the process may have let go of them
+and says itself that it has the weights of this name (`shared_file.open_sealed`): the process may have closed them
 since, and may have another file by the same descriptor. A line of a process that is gone, of an older life of the
 machine, or of another host that shares the directory names nothing (the name has the machine's boot and the process
 namespace in it).
