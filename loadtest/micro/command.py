@@ -56,6 +56,14 @@ _PARTS = {
         "a decode step beside streams to gateways, submits of long prompts and publishing",
         (("batch", 256, "sequences"), ("steps", 300, "steps of each round"), ("rounds", 2, "rounds of each kind")),
     ),
+    "kquants": _Part(
+        "products of GGUF's Q4_K, Q5_K and Q6_K, in turns with the same in simpler codes; another class: BATON_CPU_ISA",
+        (
+            ("threads", 1, "threads; 0: one on each core"),
+            ("rounds", 30, "rounds, of which the shortest counts"),
+            ("float32", 0, "1: in float32, and not in bfloat16"),
+        ),
+    ),
     "kv": _Part(
         "attention of a decode step over KV in bfloat16, int8 and e4m3, in turns; of another class: BATON_CPU_ISA",
         (

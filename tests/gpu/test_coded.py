@@ -10,8 +10,23 @@ from services.engine.kernels.gpu.coded_product import FEW
 from services.engine.kernels.gpu.packed_codes import pack
 from services.engine.kernels.gpu.rows import quantize_rows
 from services.engine.quantization.codes import Code, CodedMatrix, Inputs
+from tests.engine.kernels.coded_matrices import KINDS, Kind, coded
 from tests.gpu.checks import coded as checks
 from tests.gpu.checks.source import Source
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("kind", KINDS[-3:], ids=str)
+def test_scales_of_two_levels_are_multiplied_as_one(device: torch.device, kind: Kind) -> None:
+    """And codes of 5 and 6 bits as bytes: GGUF's Q5_K, Q6_K and Q4_K."""
+    matrix = coded(kind, 40, 512, 16 if kind.code is Code.INT6 else 32)
+    product = coded_product((matrix.to(device),), None)
+    assert product is not None
+    x = torch.randn(3, 512, generator=torch.Generator().manual_seed(1))
+
+    y = product(x.to(device)).cpu()
+
+    torch.testing.assert_close(y, x @ matrix.numbers(torch.float32).T, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.few(1)

@@ -25,6 +25,8 @@ class Code(Enum):
     """The kinds of codes, by what a code means."""
 
     UINT4 = "uint4"  # 0 to 15
+    UINT5 = "uint5"  # 0 to 31
+    INT6 = "int6"  # -32 to 31, as 0 to 63
     INT8 = "int8"  # two's complement
     E4M3 = "e4m3"  # float8_e4m3fn
     E2M1 = "e2m1"  # sign, two bits of exponent, one of mantissa (Open Compute Project 2023, MX formats 1.0)
@@ -32,17 +34,22 @@ class Code(Enum):
     @property
     def bits(self) -> int:
         """Returns the bits of a code."""
-        return 4 if self in (Code.UINT4, Code.E2M1) else 8
+        return _BITS.get(self, 8)
 
     def values(self) -> Tensor:
         """Returns the number that each code means, float32[16] or float32[256]."""
         return _values(self)
 
 
+_BITS = {Code.UINT4: 4, Code.E2M1: 4, Code.UINT5: 5, Code.INT6: 6}
+
+
 @cache
 def _values(code: Code) -> Tensor:
-    if code is Code.UINT4:
-        return torch.arange(16, dtype=torch.float32)
+    if code in (Code.UINT4, Code.UINT5):
+        return torch.arange(2**code.bits, dtype=torch.float32)
+    if code is Code.INT6:
+        return torch.arange(-32, 32, dtype=torch.float32)
     if code is Code.E2M1:
         positive = torch.tensor(_E2M1)
         return torch.cat((positive, -positive))
@@ -142,6 +149,13 @@ class CodedMatrix:
         if self.offsets is not None and coarse.offsets is not None:
             offsets = products(self.offsets, coarse.offsets)
         return replace(self, scales=scales, offsets=offsets, coarse=None)
+
+    def with_simple_codes(self) -> "CodedMatrix":
+        """Returns the matrix with codes of 4 or 8 bits: instead of 5 and 6 bits INT8."""
+        if self.code.bits in (4, 8):
+            return self
+        codes = self.codes - 32 if self.code is Code.INT6 else self.codes  # two's complement, modulo 256
+        return replace(self, code=Code.INT8, codes=codes)
 
     def is_like(self, other: "CodedMatrix") -> bool:
         """Returns True if the two can be one matrix, one below the other."""

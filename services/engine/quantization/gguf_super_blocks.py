@@ -21,7 +21,7 @@ def q5_k(blocks: np.ndarray) -> CodedMatrix:
     """number = scale * code - offset, for 32 numbers; the fifth bits of codes lie apart."""
     fifths, rest = np.split(blocks[:, :, 4 + _SCALE_BYTES :], [32], axis=2)
     high = (fifths[:, :, None] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
-    return _with_offsets(Code.INT8, _codes(_fours(rest) | high << 4), blocks)
+    return _with_offsets(Code.UINT5, _codes(_fours(rest) | high << 4), blocks)
 
 
 def q6_k(blocks: np.ndarray) -> CodedMatrix:
@@ -32,7 +32,7 @@ def q6_k(blocks: np.ndarray) -> CodedMatrix:
     upper = high.reshape(*high.shape[:2], 2, 1, 32) >> np.array([0, 2, 4, 6], dtype=np.uint8)[:, None]
     codes = (lower & 0xF).reshape(upper.shape) | (upper & 3) << 4
     scales, of_blocks = _of_rows(np.ascontiguousarray(fine).view(np.int8)), CoarseScales(_halves(coarse), None, 16)
-    return CodedMatrix(Code.INT8, _codes((codes - 32).view(np.uint8)), scales, None, 16, coarse=of_blocks)
+    return CodedMatrix(Code.INT6, _codes(codes), scales, None, 16, coarse=of_blocks)
 
 
 def _with_offsets(code: Code, codes: Tensor, blocks: np.ndarray) -> CodedMatrix:

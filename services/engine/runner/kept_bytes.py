@@ -18,7 +18,7 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Bits that a number of a GGUF file takes in memory, with its part of scales and offsets, by the way of storing.
 _GGUF_BITS = {
     "Q4_0": 5.0, "Q4_1": 5.0, "Q5_0": 8.5, "Q5_1": 9.0, "Q8_0": 8.5,
-    "IQ4_NL": 8.5, "Q4_K": 4.625, "Q5_K": 8.625, "Q6_K": 8.5625,
+    "IQ4_NL": 8.5, "Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.5625,
 }  # fmt: skip
 _INT4_BITS = 5.0  # of `--quantization int4`
 

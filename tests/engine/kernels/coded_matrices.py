@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 import torch
 
+from services.engine.kernels.cpu.coded_panels import step_depth
 from services.engine.kernels.cpu.matmul import MOST_DEPTH
 from services.engine.quantization.codes import CoarseScales, Code, CodedMatrix
 from tests.engine.kernels.test_packed_linear import exact
 
-_LARGEST = {Code.UINT4: 8.0, Code.INT8: 128.0, Code.E4M3: 448.0, Code.E2M1: 6.0}
+_LARGEST = {Code.UINT4: 8.0, Code.UINT5: 16.0, Code.INT6: 32.0, Code.INT8: 128.0, Code.E4M3: 448.0, Code.E2M1: 6.0}
 _NAN = 0x7F
 _SHIFTED = 8  # offsets that are so many scales below 0
 
@@ -39,8 +40,8 @@ KINDS = [
     )
     for scales in ("float16", "float32", "bfloat16")
 ] + [
-    Kind(Code.INT8, "uint8", "any", 8),  # GGUF's Q5_K
-    Kind(Code.INT8, "int8", "none", 16),  # Q6_K
+    Kind(Code.UINT5, "uint8", "any", 8),  # GGUF's Q5_K
+    Kind(Code.INT6, "int8", "none", 16),  # Q6_K
     Kind(Code.UINT4, "uint8", "any", 8),  # Q4_K
 ]
 
@@ -48,10 +49,10 @@ KINDS = [
 def coded(kind: Kind, columns: int, depth: int, group: int, *, ordered: bool = False) -> CodedMatrix:
     """A matrix [columns, depth] of numbers of about 1 / sqrt(depth).
 
-    Where there are two levels, groups are at most as long as kernels take them.
+    Groups are as short or long as kernels take them: a step of codes, and blocks of groups what is unpacked at a time.
     """
     if kind.block > 1:
-        group = min(group, MOST_DEPTH // kind.block)
+        group = max(min(group, MOST_DEPTH // kind.block), step_depth(kind.code))
     chance = torch.Generator().manual_seed(columns + depth)
     groups = columns, -(-depth // group)
     codes = torch.randint(2**kind.code.bits, (columns, depth), generator=chance, dtype=torch.uint8)

@@ -46,7 +46,7 @@ def test_rows_of_an_embedding(kind: GGMLQuantizationType) -> None:
     assert torch.equal(found, numbers[ids])
 
 
-@pytest.mark.parametrize(("kind", "bits"), [(TYPES.Q4_K, 4.625), (TYPES.Q5_K, 8.625), (TYPES.Q6_K, 8.5625)])
+@pytest.mark.parametrize(("kind", "bits"), [(TYPES.Q4_K, 4.625), (TYPES.Q5_K, 5.625), (TYPES.Q6_K, 6.5625)])
 def test_panels_are_as_large_as_codes_and_both_levels_of_scales(kind: GGMLQuantizationType, bits: float) -> None:
     matrix, _ = stored(kind, 64, 3)
     assert pack_codes(matrix).memory.nbytes * 8 == 64 * DEPTH * bits == matrix.nbytes * 8

@@ -19,7 +19,7 @@ from tests.engine.models.test_gguf import WIDE, engine, reference_of
 from tests.engine.wide_logprobs import assert_right_beside_narrow_ones
 from tests.gguf_files import write_gguf
 
-KINDS = ("Q4_1", "Q8_0", "Q4_0", "Q4_K")
+KINDS = ("Q4_1", "Q8_0", "Q4_0", "Q4_K", "Q6_K")
 
 
 def loaded(path: Path, dtype: torch.dtype) -> tuple[DecoderWeights, KeptForms, int]:

@@ -6,6 +6,11 @@ step, then their scales, then their offsets, if there are any:
     codes of 4 bits  a step is a depth of 8: a word of 32 bits for each column. Bits 4 n to 4 n + 3 hold the code at
                      depth 2 n for n < 4, and at depth 2 n - 7 for others: shifted by 4 p, the lower bits of both halves
                      of a word are the pair p.
+    codes of 5 bits  a step is a depth of 32: the lower four bits of the codes, as those of 4 steps of codes of 4 bits;
+                     then a word of 32 bits for each column with the upper bits. Bit n of the word's lower half is that
+                     of depth 2 n, and of its upper half that of depth 2 n + 1.
+    codes of 6 bits  a step is a depth of 16, with the lower bits of 2 steps. Bits 2 n and 2 n + 1 of the halves are the
+                     upper bits of depths 2 n and 2 n + 1.
     codes of 8 bits  a step is a depth of 2: a byte for each column, twice
 
 Where scales have two levels, each block of groups begins with its float16 scales, then its offsets (see `scale_forms`).
@@ -25,13 +30,14 @@ from services.engine.kernels.cpu.scale_forms import ScaleForm, scale_form
 from services.engine.quantization.codes import Code, CodedMatrix
 
 _LOWER, _UPPER = [0, 4, 1, 5], [2, 6, 3, 7]  # depths of the halves of the four bytes of a word
+_STEP_DEPTHS = {4: 8, 5: 32, 6: 16, 8: 2}  # by the bits of a code
 _PANELS_AT_ONCE = 64
 _NAN = 0x7F  # of E4M3, with either sign
 
 
 def step_depth(code: Code) -> int:
     """Returns the depth of a step."""
-    return 8 if code.bits == 4 else 2
+    return _STEP_DEPTHS[code.bits]
 
 
 def step_bytes(code: Code) -> int:
@@ -69,7 +75,7 @@ class CodedPanels:
     depth: int
     group_steps: int
     memory: Tensor  # uint8[panels, bytes of a panel], in huge pages
-    table: Tensor  # uint8: the number of each code in float32; of 4 bits, then twice in bfloat16
+    table: Tensor  # uint8: the number of each code in float32; below 8 bits, then in bfloat16: of 4 bits, twice
     order: Tensor | None  # int32[depth]: see `CodedMatrix`
 
     @property
@@ -196,11 +202,21 @@ def _put_groups(target: Tensor, at: int, codes: Tensor, tails: list[Tensor], gro
 
 def _steps(codes: Tensor, code: Code) -> Tensor:
     """Returns [panels, steps, bytes] of codes [columns of whole panels, depth of whole steps]."""
+    if code.bits == 8:
+        return codes.view(-1, COLUMNS, codes.shape[1] // 2, 2).permute(0, 2, 3, 1).flatten(2)
+    words = codes.view(-1, COLUMNS, codes.shape[1] // 8, 8)
     if code.bits == 4:
-        words = codes.view(-1, COLUMNS, codes.shape[1] // 8, 8)
-        packed = words[..., _LOWER] | (words[..., _UPPER] << 4)
-        return packed.transpose(1, 2).flatten(2)
-    return codes.view(-1, COLUMNS, codes.shape[1] // 2, 2).permute(0, 2, 3, 1).flatten(2)
+        return _words_of_nibbles(words).transpose(1, 2).flatten(2)
+    depth, bits = step_depth(code), code.bits - 4
+    lower = _words_of_nibbles(words & 15).unflatten(2, (-1, depth // 8)).permute(0, 2, 3, 1, 4)
+    pairs = (codes >> 4).to(torch.int32).view(-1, COLUMNS, codes.shape[1] // depth, depth // 2, 2)
+    halves = (pairs << (torch.arange(depth // 2) * bits)[:, None]).sum(dim=3).to(torch.int16)
+    return torch.cat((lower.flatten(2), halves.view(torch.uint8).transpose(1, 2).flatten(2)), dim=2)
+
+
+def _words_of_nibbles(words: Tensor) -> Tensor:
+    """Returns uint8[..., 4], words of 32 bits, of codes of 4 bits [..., 8]."""
+    return words[..., _LOWER] | (words[..., _UPPER] << 4)
 
 
 def _of_panels(of_groups: Tensor) -> Tensor:
@@ -221,7 +237,7 @@ def _shift(matrix: CodedMatrix) -> int | None:
 
 def _table(code: Code, shift: int) -> Tensor:
     values = code.values() + shift
-    if code.bits != 4:
+    if code.bits == 8:
         return values.view(torch.uint8)
     singles, halves = values.view(torch.uint8), values.to(torch.bfloat16).view(torch.uint8)
-    return torch.cat((singles, halves, halves))
+    return torch.cat((singles, halves, halves) if code.bits == 4 else (singles, halves))

@@ -60,17 +60,21 @@ def make_decode_rows(dtype: str, scales: ScaleForm, code: Code, *, has_offsets: 
     """
     arg = places("ids rows weight panel_bytes depth group_steps table order")
     element, read = ELEMENTS[dtype], _READERS[scales]
-    of_step, code_bytes, is_nibble = step_depth(code), step_bytes(code), code.bits == 4
+    of_step, code_bytes, bits = step_depth(code), step_bytes(code), code.bits
     of_block, of_group = scales.block_groups, scales.tail_bytes(has_offsets=False)
     head, tail = scales.head_bytes(has_offsets=has_offsets), scales.tail_bytes(has_offsets=has_offsets)
     size, pointer, write = element.size, element.pointer, element.store
 
     @njit
     def code_at(step: int, depth: int, lane: int) -> int:
-        if is_nibble:
-            nibble = depth // 2 + 4 * (depth % 2)
-            return int((word_pointer(step)[lane] >> uint32(4 * nibble)) & uint32(15))
-        return int(byte_pointer(step)[depth * COLUMNS + lane])
+        if bits == 8:
+            return int(byte_pointer(step)[depth * COLUMNS + lane])
+        pair, half = depth // 2, depth % 2
+        low = (word_pointer(step)[pair // 4 * COLUMNS + lane] >> uint32(4 * (pair % 4) + 16 * half)) & uint32(15)
+        if bits == 4:
+            return int(low)
+        high = word_pointer(step)[of_step // 8 * COLUMNS + lane] >> uint32((bits - 4) * pair + 16 * half)
+        return int(low | (high & uint32((1 << (bits - 4)) - 1)) << uint32(4))
 
     def work(a: Any, item: int, _thread: int) -> None:
         row = long_pointer(a[arg.ids])[item]

@@ -14,7 +14,7 @@ from services.engine.quantization.codes import Code
 _BYTE, _HALF, _WORD, _LONG = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _FLOATS, _WORDS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(_WORD, LANES)
 _HALVES, _PAIRS = ir.VectorType(_HALF, LANES), ir.VectorType(_HALF, 2 * LANES)
-_TABLE_OF_PAIRS = 16 * 4  # bytes
+_LOWER_BITS = 0xF  # of a code of 5 or 6 bits, which lie apart from the others
 _E4M3_FACTOR = 2.0**8  # of what float16 makes of the bits of E4M3: its exponents begin at -14, E4M3's at -6
 
 
@@ -32,6 +32,9 @@ class CodeReader:
         """Loads the codes of a step, at this address, of 16 columns."""
         if self._code.bits == 4:
             return [self._load(step, vector * LANES * 4, _WORDS)]
+        if self._code.bits < 8:
+            words = self.depth // 8 + 1  # with lower bits, and one with the others
+            return [self._load(step, (word * COLUMNS + vector * LANES) * 4, _WORDS) for word in range(words)]
         return [self._load(step, at * COLUMNS + vector * LANES, ir.VectorType(_BYTE, LANES)) for at in range(2)]
 
     def singles(self, loaded: list[Any], depth: int) -> Any:
@@ -39,6 +42,8 @@ class CodeReader:
         builder = self._builder
         if self._code.bits == 4:
             return self._of_nibbles(loaded[0], depth // 2 + 4 * (depth % 2))
+        if self._code.bits < 8:
+            return self._of_planes(loaded, depth)
         if self._code is Code.INT8:
             return builder.sitofp(builder.sext(loaded[depth], _WORDS), _FLOATS)
         bits = builder.shl(builder.sext(loaded[depth], _HALVES), ir.Constant(_HALVES, [7] * LANES))
@@ -48,11 +53,8 @@ class CodeReader:
     def pairs(self, loaded: list[Any], pair: int) -> Any:
         """Returns the numbers at the depths of a pair of the step, 16 words of two bfloat16. They are exact."""
         builder = self._builder
-        if self._code.bits == 4:
-            shifted = builder.bitcast(self._shifted(loaded[0], pair), _PAIRS)
-            table = self._load(self._table, _TABLE_OF_PAIRS, _PAIRS)  # it has each number twice: bit 4 has no meaning
-            name = "llvm.x86.avx512.permvar.hi.512"
-            return builder.bitcast(call_intrinsic(builder, name, _PAIRS, table, shifted), _WORDS)
+        if self._code.bits < 8:
+            return self._looked_up_pairs(loaded, pair)
         first, second = (builder.bitcast(self.singles(loaded, depth), _WORDS) for depth in range(2))
         return builder.or_(builder.lshr(first, ir.Constant(_WORDS, [16] * LANES)), second)
 
@@ -95,6 +97,46 @@ class CodeReader:
     def _halves(self, address: Any, shift: int) -> Any:
         """Loads 16 float16 as float32."""
         return self._builder.fpext(self._load(address, shift, ir.VectorType(ir.HalfType(), LANES)), _FLOATS)
+
+    def _looked_up_pairs(self, loaded: list[Any], pair: int) -> Any:
+        """Looks up numbers in bfloat16, by indices whose further bits have no meaning: of 4 bits, the table has each
+        number twice.
+        """
+        builder, bits, place = self._builder, self._code.bits, 4 << self._code.bits
+        if bits == 4:
+            words = self._shifted(loaded[0], pair)
+        else:
+            mask = _LOWER_BITS << 16 | _LOWER_BITS
+            words = self._joined(loaded, pair, 0, mask, ~mask)
+        indices, table = builder.bitcast(words, _PAIRS), self._load(self._table, place, _PAIRS)
+        if bits < 6:
+            found = call_intrinsic(builder, "llvm.x86.avx512.permvar.hi.512", _PAIRS, table, indices)
+        else:
+            upper = self._load(self._table, place + 64, _PAIRS)
+            found = call_intrinsic(builder, "llvm.x86.avx512.vpermi2var.hi.512", _PAIRS, table, indices, upper)
+        return builder.bitcast(found, _WORDS)
+
+    def _of_planes(self, loaded: list[Any], depth: int) -> Any:
+        """Returns the numbers of codes of 5 and 6 bits, 16 float32."""
+        builder, bits = self._builder, self._code.bits
+        codes = self._joined(loaded, depth // 2, depth % 2, _LOWER_BITS, (1 << bits) - 1 - _LOWER_BITS)
+        numbers = builder.sitofp(codes, _FLOATS)
+        if self._code is Code.INT6:
+            numbers = builder.fadd(numbers, ir.Constant(_FLOATS, [-32.0] * LANES))
+        return numbers
+
+    def _joined(self, loaded: list[Any], pair: int, half: int, lower: int, upper: int) -> Any:
+        """Returns words with both parts of the codes of a pair, that of one half of a word at bit 0.
+
+        lower, upper: the bits that each part gives.
+        """
+        builder, per_word = self._builder, 4
+        low = self._shifted(loaded[pair // per_word], pair % per_word + per_word * half)
+        shift = (self._code.bits - 4) * pair + 16 * half - 4
+        by = ir.Constant(_WORDS, [abs(shift)] * LANES)
+        high = builder.shl(loaded[-1], by) if shift < 0 else builder.lshr(loaded[-1], by)
+        lower_bits, upper_bits = (ir.Constant(_WORDS, [bits] * LANES) for bits in (lower, upper))
+        return builder.or_(builder.and_(low, lower_bits), builder.and_(high, upper_bits))
 
     def _of_nibbles(self, words: Any, nibble: int) -> Any:
         builder, indices = self._builder, self._shifted(words, nibble)
