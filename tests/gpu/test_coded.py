@@ -7,7 +7,7 @@ import torch
 
 from services.engine.kernels.gpu.coded_linear import coded_product
 from services.engine.kernels.gpu.coded_product import FEW
-from services.engine.kernels.gpu.packed_codes import pack
+from services.engine.kernels.gpu.packed_codes import CodeStack, pack
 from services.engine.kernels.gpu.rows import quantize_rows
 from services.engine.quantization.codes import Code, CodedMatrix, Inputs
 from tests.engine.kernels.coded_matrices import KINDS, Kind, coded
@@ -111,6 +111,21 @@ def test_what_no_kernel_multiplies_is_left_to_others(
     fine = checks.random_matrix(Source(device, 1), Code.INT8, 8, 96, 32)
 
     assert coded_product((fine, matrix), None) is None
+
+
+@pytest.mark.parametrize("centred", [0, 1])
+def test_a_stack_keeps_offsets_if_one_of_its_matrices_needs_them(device: torch.device, centred: int) -> None:
+    matrix = replace(checks.random_matrix(Source(device, 1), Code.UINT4, 8, 96, 32), order=None)
+    offsets = [matrix.scales * -8, matrix.scales * -3][:: -1 if centred else 1]
+    stack = CodeStack(2)
+
+    assert all(stack.put(index, replace(matrix, offsets=own)) for index, own in enumerate(offsets))
+
+    whole = stack.whole()
+    assert whole.offsets is not None
+    assert not whole.is_centred
+    for index, own in enumerate(offsets):
+        assert torch.equal(whole.offsets[index, :3, :8], own.t())
 
 
 def test_packed_4_bit_codes_take_half_a_byte_each(device: torch.device) -> None:

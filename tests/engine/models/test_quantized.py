@@ -217,6 +217,19 @@ def planted(row: int, value: float) -> Callable[[Tensor], Tensor]:
     return put
 
 
+def test_mxfp4_has_every_exponent_but_the_one_that_means_no_number(tmp_path: Path) -> None:
+    """The lowest is 2 ** -127, which bfloat16 and float32 have as a number without an exponent of its own."""
+    directory, name = tmp_path / "quantized", f"{LAYER}mlp.experts.down_proj"
+    write_mxfp4(directory, write_checkpoint(tmp_path / "plain", "gpt_oss"))
+    change(directory, f"{name}_scales", lambda scales: (torch.arange(scales.numel()) % 255).view_as(scales).byte())
+    stored = load_file(directory / "model.safetensors")
+    expected = convert_moe_packed_tensors(stored[f"{name}_blocks"], stored[f"{name}_scales"], dtype=torch.float32)
+    assert torch.equal(opened(directory).read(name, torch.float32), expected)
+    change(directory, f"{name}_scales", planted(7, 255))
+    with pytest.raises(ModelError, match="down_proj_scales has a scale that is not finite"):
+        check_all(directory)
+
+
 GATE = f"{LAYER}mlp.gate_proj"
 DAMAGES: dict[str, tuple[str, str, Callable[[Tensor], Tensor | None], str]] = {
     "no scales": ("awq", ".scales", lambda _: None, "gate_proj.scales is missing"),
