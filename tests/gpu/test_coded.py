@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from services.engine.kernels.gpu.coded_linear import coded_product
+from services.engine.kernels.gpu.coded_linear import coded_product, rows_for
 from services.engine.kernels.gpu.coded_product import FEW
 from services.engine.kernels.gpu.packed_codes import CodeStack, pack
 from services.engine.kernels.gpu.rows import quantize_rows
@@ -135,3 +135,39 @@ def test_packed_4_bit_codes_take_half_a_byte_each(device: torch.device) -> None:
     assert packed.codes.nbytes == 256 * 512 // 2
     assert packed.codes.is_contiguous()
     assert packed.scales.shape == (16, 256)
+
+
+def test_a_stack_takes_matrices_of_one_kind(device: torch.device) -> None:
+    source, stack = Source(device, 1), CodeStack(2)
+    first, other = (
+        replace(checks.random_matrix(source, code, 8, 96, 32), order=None) for code in (Code.UINT4, Code.INT8)
+    )
+
+    assert stack.put(0, first)
+    assert not stack.put(1, other)
+
+
+def test_inputs_in_another_order_and_a_last_group_that_is_not_whole(device: torch.device) -> None:
+    source = Source(device, 1)
+    order = torch.randperm(200, generator=torch.Generator().manual_seed(1)).to(device)
+    matrix = replace(checks.random_matrix(source, Code.UINT4, 40, 200, 64), order=order)
+    product = coded_product((matrix,), None)
+    assert product is not None
+    x = source.normal(3, 200, dtype=torch.float32)
+
+    torch.testing.assert_close(product(x), x @ matrix.numbers(torch.float32).T, atol=1e-4, rtol=1e-4)
+
+
+def test_each_group_of_inputs_is_rounded_with_a_scale_of_its_own(device: torch.device) -> None:
+    source = Source(device, 1)
+    matrix = checks.random_matrix(source, Code.E4M3, 8, 96, 32, Inputs.E4M3_GROUPS)
+    weight = pack(replace(matrix, order=None))
+    assert weight is not None
+    x = source.normal(2, 96, dtype=torch.float32)
+    x[:, :32] *= 1e6  # beside which the others were zeros in e4m3
+
+    rows = rows_for(weight, x)
+
+    assert rows.scales is not None
+    read = rows.numbers.to(torch.float32) * rows.scales.repeat_interleave(32, dim=1)
+    torch.testing.assert_close(read, x, rtol=1 / 16, atol=0.01)
