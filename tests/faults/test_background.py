@@ -23,7 +23,7 @@ from tests.gateway.running_api import Api, running_api
 from tests.redis_server import RedisServer, running_redis
 
 TEXT = "Hello, world"
-LEASE_S, AWAY_S, PATIENCE_S = 0.8, 1.2, 120.0
+LEASE_S, AWAY_S, PATIENCE_S = 2.5, 3.5, 120.0
 GOING_ON = {"queued", "in_progress"}
 DELETED = {200, 404}  # 404: by an earlier request, whose answer was 503
 
