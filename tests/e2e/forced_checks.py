@@ -64,7 +64,9 @@ def check_prompt_logprobs(forced: ForcedStack) -> None:
 def check_prefix_hits(forced: ForcedStack) -> None:
     """A second prompt that begins as the first does: its whole blocks are cached, and move no more."""
     gateway, length = forced.gateway, 5 * BLOCK + 3
-    for attempt in range(4):  # a stalled machine may have the gateway choose the other decode worker
+    whole = (length - 1) // BLOCK * BLOCK
+    # A stalled machine may have the gateway choose the other decode worker, or need the blocks for another attempt.
+    for attempt in range(4):
         first = prompt_of(500 + attempt, length)
         second = clear_prompt_after(forced, first[:-1], 7)
         before = gateway.moved_bytes()
@@ -74,11 +76,11 @@ def check_prefix_hits(forced: ForcedStack) -> None:
         of_second = gateway.moved_bytes() - before - of_first
         _assert_right(forced, second, answer.choices[0], _SHORT)
         cached = answer.usage.prompt_tokens_details.cached_tokens
-        assert cached == (length - 1) // BLOCK * BLOCK, f"{cached} tokens are cached"
+        assert cached in (0, whole), f"{cached} tokens are cached"
         assert of_first % forced.layout.block_bytes == of_second % forced.layout.block_bytes == 0
-        if 0 < of_second < of_first:
+        if cached == whole and 0 < of_second < of_first:
             return
-    raise AssertionError(f"the second prompt moved {of_second} bytes, the first one {of_first}")
+    raise AssertionError(f"of the second prompt {cached} tokens are cached, {of_second} bytes moved; {of_first} before")
 
 
 def check_preemption(forced: ForcedStack) -> None:
