@@ -124,6 +124,19 @@ def test_any_part_is_that_of_the_whole(data: st.DataObject, way: str, written: W
         assert torch.equal(matrix.numbers(torch.float32), expected)
 
 
+@pytest.mark.few(4)
+@pytest.mark.parametrize("way", WAYS)
+def test_columns_that_begin_with_a_group_have_its_scales(way: str, written: Written) -> None:
+    directory, meant = written(way)
+    source, name = opened(directory), MATRICES[0]
+    whole = meant[name]
+    found = {begin: source.coded(name, None, slice(begin, whole.shape[1])) for begin in range(1, whole.shape[1])}
+    coded = {begin: matrix for begin, matrix in found.items() if matrix is not None}
+    for begin, matrix in coded.items():
+        assert torch.equal(matrix.numbers(torch.float32), whole[:, begin:])
+    assert coded or "ordered" in way
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_loaded_model_has_the_logprobs_of_transformers_over_these_numbers(way: str, written: Written) -> None:

@@ -79,6 +79,15 @@ def test_a_part_is_that_of_the_whole(data: st.DataObject, tmp_path_factory: pyte
             assert torch.equal(matrix.numbers(torch.float32), expected)
 
 
+def test_columns_that_begin_with_a_group_have_its_scales(source: TensorSource) -> None:
+    name = "model.layers.0.mlp.down_proj.weight"
+    whole = source.read(name, torch.float32)
+    for begin in (32, 64):
+        matrix = source.coded(name, None, slice(begin, whole.shape[1]))
+        assert matrix is not None
+        assert torch.equal(matrix.numbers(torch.float32), whole[:, begin:])
+
+
 def test_a_model_has_the_logprobs_of_transformers_over_these_numbers(source: TensorSource, tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     config = parse_model_config(open_model(path).config())
