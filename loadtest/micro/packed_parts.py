@@ -69,6 +69,7 @@ def measure(model: Path, context: int, dtype: torch.dtype) -> list[Record]:
             records.append(record)
             if new == 1:
                 record |= _shares(packed_bytes, packed_s, number_bytes, number_s, copied)
+            if new == 1 and config.experts is None:
                 packed_s, number_s = by_turns(own.products, other.products)
                 records.append(
                     {

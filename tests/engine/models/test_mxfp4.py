@@ -100,7 +100,7 @@ def config_of(directory: Path) -> ModelConfig:
 
 
 def test_logprobs_are_those_of_transformers_over_the_same_file(directory: Path) -> None:
-    """Of greedy tokens, of prompts of one token, whose experts are two of nine, and of many, by the experts' kernel."""
+    """Prompts of one token, which takes two of nine experts, and of many: greedy answers and their logprobs."""
     reference = Reference(directory, quantization_config=Mxfp4Config(dequantize=True))
     loaded = load_runner(EngineConfig(model=directory, dtype=Dtype.FLOAT32, kv_memory_bytes=16 << 20, num_threads=1))
     assert loaded.notices == ()
@@ -132,7 +132,7 @@ def test_experts_are_kept_in_codes_and_are_never_there_in_numbers(quantization: 
 
 
 def test_ranks_that_cut_blocks_have_codes_too(directory: Path) -> None:
-    """Of 160 columns two ranks have 80 each, and four 40."""
+    """Ranks have 80 of the 160 columns, or 40, which cut blocks of 32."""
     whole, kept = config_of(directory), KeptForms()
     for rank, size in ((1, 2), (0, 4), (3, 4)):
         config = whole.shard(rank, size)

@@ -11,14 +11,12 @@ from services.engine.kernels.cpu.coded_linear import FEW_ROWS, own_rows, scratch
 from services.engine.kernels.cpu.coded_panels import CodedPanels, can_pack, empty_panels, pack_codes, step_depth
 from services.engine.kernels.cpu.coded_products import coded_arithmetic
 from services.engine.kernels.cpu.grouped_matmul import Epilogue
-from services.engine.kernels.cpu.packed_experts import PackedExperts
+from services.engine.kernels.cpu.packed_experts import PackedExperts, panels_of_item
 from services.engine.kernels.cpu.register_tiles import COLUMNS, Arithmetic
 from services.engine.kernels.cpu.scale_forms import ScaleForm, scale_form
 from services.engine.kernels.cpu.team import Kernel, Team
 from services.engine.kernels.routing_numbers import RoutingNumbers
 from services.engine.quantization.codes import Code, CodedMatrix
-
-_MOST_PANELS, _LEAST_ITEMS = 12, 8  # as for experts in numbers
 
 
 class CodedExperts(PackedExperts):
@@ -85,7 +83,7 @@ class CodedExperts(PackedExperts):
         panels, blocks = weight.shape[2], self.most_blocks(num_pairs)
         rows, sums = self._prepared(team, x, pairs, num_pairs, kind)
         target = team.empty(num_pairs, panels * COLUMNS, x.dtype)
-        at_once = max(1, min(_MOST_PANELS, panels * blocks // (_LEAST_ITEMS * team.num_threads)))
+        at_once = panels_of_item(team, panels, blocks)
         team.run(
             kernel,
             blocks * -(-panels // at_once),

@@ -21,7 +21,7 @@ from services.engine.kernels.cpu.grouped_matmul import Epilogue, make_grouped_fi
 from services.engine.kernels.cpu.intrinsics import float64_of, int_pointer, njit
 from services.engine.kernels.cpu.per_item import per_item, places
 from services.engine.kernels.cpu.register_tiles import COLUMNS
-from services.engine.kernels.cpu.routing import PLAN_WORDS
+from services.engine.kernels.cpu.routing import item_of_plan
 from services.engine.kernels.cpu.scale_forms import ScaleForm
 from services.engine.quantization.codes import Code
 
@@ -63,7 +63,7 @@ def make_grouped_coded(dtype: str, code: Code, scales: ScaleForm, epilogue: Epil
         "x x_row sums sums_row plan target target_stride weight panel_bytes tail_bytes bias panels groups steps "
         "last_steps table scratch panels_at_once few_rows limit alpha"
     )
-    size, plan_words = element.size, PLAN_WORDS
+    size = element.size
     own_finish = make_grouped_finish(element, epilogue)
 
     @njit
@@ -77,15 +77,10 @@ def make_grouped_coded(dtype: str, code: Code, scales: ScaleForm, epilogue: Epil
 
     @njit
     def work(a: Any, item: int, thread: int) -> None:
-        panels, panels_at_once, plan = a[arg.panels], a[arg.panels_at_once], int_pointer(a[arg.plan])
-        items = (panels + panels_at_once - 1) // panels_at_once  # of a block
-        block = item // items
-        if block >= plan[0]:
+        panels, panels_at_once = a[arg.panels], a[arg.panels_at_once]
+        expert, first, rows, first_panel, end_panel = item_of_plan(a[arg.plan], item, panels, panels_at_once)
+        if rows == 0:
             return
-        entry = 1 + block * plan_words
-        expert, first, rows = int64(plan[entry]), int64(plan[entry + 1]), int64(plan[entry + 2])
-        first_panel = item % items * panels_at_once
-        end_panel = min(first_panel + panels_at_once, panels)
         panel_bytes = a[arg.panel_bytes]
         part_bytes, part_bias = panels * panel_bytes, panels * COLUMNS * 4
         weight = a[arg.weight] + expert * parts * part_bytes

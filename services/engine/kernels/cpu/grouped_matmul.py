@@ -45,7 +45,7 @@ from services.engine.kernels.cpu.register_tiles import (
     arithmetic_of,
     multiply_rows,
 )
-from services.engine.kernels.cpu.routing import PLAN_WORDS
+from services.engine.kernels.cpu.routing import item_of_plan
 from services.engine.kernels.cpu.vectors import (
     LANES,
     divide,
@@ -97,15 +97,10 @@ def make_grouped_matmul(dtype: str, epilogue: Epilogue) -> Any:
 
     @njit
     def work(a: Any, item: int, thread: int) -> None:
-        panels, panels_at_once, plan = a[arg.panels], a[arg.panels_at_once], int_pointer(a[arg.plan])
-        items = (panels + panels_at_once - 1) // panels_at_once  # of a block
-        block = item // items
-        if block >= plan[0]:
+        panels, panels_at_once = a[arg.panels], a[arg.panels_at_once]
+        expert, first, rows, first_panel, end_panel = item_of_plan(a[arg.plan], item, panels, panels_at_once)
+        if rows == 0:
             return
-        entry = 1 + block * PLAN_WORDS
-        expert, first, rows = int64(plan[entry]), int64(plan[entry + 1]), int64(plan[entry + 2])
-        first_panel = item % items * panels_at_once
-        end_panel = min(first_panel + panels_at_once, panels)
         all_steps = a[arg.depth] // of_step
         weight = a[arg.weight] + expert * panels * parts * all_steps * STEP_BYTES
         bias = a[arg.bias] + expert * parts * panels * COLUMNS * 4 if a[arg.bias] != 0 else 0

@@ -12,7 +12,7 @@ from services.engine.kernels.cpu.grouped_matmul import Epilogue
 from services.engine.kernels.cpu.int8_linear import has_kernel
 from services.engine.kernels.cpu.int8_matmul import DEPTH_OF_STEP, SUMS_BYTES, pack_numbers, put_panels
 from services.engine.kernels.cpu.matmul import WEIGHTS, padded
-from services.engine.kernels.cpu.packed_experts import PackedExperts
+from services.engine.kernels.cpu.packed_experts import PackedExperts, panels_of_item
 from services.engine.kernels.cpu.quantize_rows import make_quantize
 from services.engine.kernels.cpu.register_tiles import COLUMNS, Arithmetic, arithmetic_of_codes
 from services.engine.kernels.cpu.team import Kernel, Team
@@ -20,7 +20,6 @@ from services.engine.kernels.routing_numbers import RoutingNumbers
 from services.engine.quantization.codes import CodedMatrix
 
 _LINE = 64  # bytes
-_MOST_PANELS, _LEAST_ITEMS = 12, 8  # as for experts in numbers
 _BIASES = 2  # their place in the numbers of a panel
 
 
@@ -100,7 +99,7 @@ class Int8Experts(PackedExperts):
             scale_at,
         )
         target = team.empty(num_pairs, panels * COLUMNS, x.dtype)
-        at_once = max(1, min(_MOST_PANELS, panels * blocks // (_LEAST_ITEMS * team.num_threads)))
+        at_once = panels_of_item(team, panels, blocks)
         team.run(
             kernel,
             blocks * -(-panels // at_once),

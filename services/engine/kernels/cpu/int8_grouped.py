@@ -14,7 +14,7 @@ from numba import float32, int64
 from services.engine.kernels.cpu.elements import ELEMENTS
 from services.engine.kernels.cpu.grouped_matmul import Epilogue, make_grouped_finish
 from services.engine.kernels.cpu.int8_matmul import NUMBERS_BYTES, SUMS_BYTES, make_scale
-from services.engine.kernels.cpu.intrinsics import ISA, float64_of, float_pointer, int_pointer, njit
+from services.engine.kernels.cpu.intrinsics import ISA, float64_of, float_pointer, njit
 from services.engine.kernels.cpu.matmul import AHEAD
 from services.engine.kernels.cpu.per_item import per_item, places
 from services.engine.kernels.cpu.register_tiles import (
@@ -24,7 +24,7 @@ from services.engine.kernels.cpu.register_tiles import (
     arithmetic_of_codes,
     multiply_rows,
 )
-from services.engine.kernels.cpu.routing import PLAN_WORDS
+from services.engine.kernels.cpu.routing import item_of_plan
 
 
 @per_item
@@ -44,15 +44,10 @@ def make_grouped_int8(dtype: str, epilogue: Epilogue) -> Any:
 
     @njit
     def work(a: Any, item: int, thread: int) -> None:
-        panels, panels_at_once, plan = a[arg.panels], a[arg.panels_at_once], int_pointer(a[arg.plan])
-        items = (panels + panels_at_once - 1) // panels_at_once  # of a block
-        block = item // items
-        if block >= plan[0]:
+        panels, panels_at_once = a[arg.panels], a[arg.panels_at_once]
+        expert, first, rows, first_panel, end_panel = item_of_plan(a[arg.plan], item, panels, panels_at_once)
+        if rows == 0:
             return
-        entry = 1 + block * PLAN_WORDS
-        expert, first, rows = int64(plan[entry]), int64(plan[entry + 1]), int64(plan[entry + 2])
-        first_panel = item % items * panels_at_once
-        end_panel = min(first_panel + panels_at_once, panels)
         steps, stride, target_stride = a[arg.steps], a[arg.stride], a[arg.target_stride] * size
         panel_bytes = steps * STEP_BYTES
         part_bytes, part_numbers = panels * panel_bytes, panels * NUMBERS_BYTES

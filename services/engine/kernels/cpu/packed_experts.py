@@ -32,6 +32,11 @@ class Choice(NamedTuple):
     top_k: int
 
 
+def panels_of_item(team: Team, panels: int, blocks: int) -> int:
+    """Returns how many panels an item of a product has. blocks: of rows, each of which meets all panels."""
+    return max(1, min(_MOST_PANELS, panels * blocks // (_LEAST_ITEMS * team.num_threads)))
+
+
 def can_pack(numbers: RoutingNumbers, hidden: int, dtype: torch.dtype) -> bool:
     """Returns True if there are kernels for experts of these numbers."""
     return (
@@ -206,8 +211,7 @@ class PackedExperts:
         x, pairs, plan = rows
         panels, blocks = weight.shape[1], self.most_blocks(num_pairs)
         target = team.empty(num_pairs, panels * COLUMNS, x.dtype)
-        threads = team.num_threads
-        panels_at_once = max(1, min(_MOST_PANELS, panels * blocks // (_LEAST_ITEMS * threads)))
+        panels_at_once = panels_of_item(team, panels, blocks)
         team.run(
             kernel,
             blocks * -(-panels // panels_at_once),
@@ -223,7 +227,7 @@ class PackedExperts:
             panels,
             _scratch(),
             panels_at_once,
-            (threads - 1) * panels_at_once,
+            (team.num_threads - 1) * panels_at_once,
             *self._limits,
             at_a_time=1,
         )

@@ -10,7 +10,7 @@ The expert of a block is data, so that a recorded step serves any choice.
 
 from typing import Any
 
-from numba import float32, int32
+from numba import float32, int32, int64
 
 from services.engine.kernels.cpu.elements import ELEMENTS
 from services.engine.kernels.cpu.exponential import LOG2_E, exp2
@@ -31,6 +31,23 @@ MOST_EXPERTS, MOST_CHOSEN = 512, 64
 PLAN_WORDS = 3  # of a block, after the first word
 _LEAST_SUM = float32(1e-20)  # keeps weights finite where all scores are 0
 _NEVER = float32(-3e38)
+
+
+@njit
+def item_of_plan(plan: int, item: int, panels: int, panels_at_once: int) -> tuple[int, int, int, int, int]:
+    """Returns what an item of a product of experts has: the expert, the first of the rows and how many (0: the plan has
+    fewer blocks), the first of the panels and the one after the last. Items that are next to each other are panels of
+    the same block.
+    """
+    words = int_pointer(plan)
+    items = (panels + panels_at_once - 1) // panels_at_once  # of a block
+    block = item // items
+    if block >= words[0]:
+        return int64(0), int64(0), int64(0), int64(0), int64(0)
+    entry = 1 + block * PLAN_WORDS
+    first_panel = item % items * panels_at_once
+    end_panel = min(first_panel + panels_at_once, panels)
+    return int64(words[entry]), int64(words[entry + 1]), int64(words[entry + 2]), first_panel, end_panel
 
 
 @per_item
