@@ -14,6 +14,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 from structlog.contextvars import merge_contextvars
+from structlog.processors import format_exc_info
 from structlog.testing import capture_logs
 
 from services.config import Pooling
@@ -178,7 +179,7 @@ async def running_api(
     members = (runners.processes.run(), supervised("the feed", console.feed.run))
     beside = [asyncio.create_task(each) for each in members]
     try:
-        with capture_logs(processors=[merge_contextvars]) as logs:
+        with capture_logs(processors=[merge_contextvars, format_exc_info]) as logs:
             async with (
                 _serving(app, listener, None if tls is None else server_context(tls, plain_http_answer())),
                 _serving(admin_app, admin_listener),
@@ -190,6 +191,8 @@ async def running_api(
                 yield Api(
                     base_url, generator, tokenizer, http, admin, port, logs, start_grpc, both, console.feed, fleet
                 )
+            for line in logs:
+                print(line.get("exception", ""), end="")  # pytest shows it where a test fails
     finally:
         for task in beside:
             task.cancel()

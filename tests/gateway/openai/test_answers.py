@@ -270,7 +270,7 @@ async def test_fault_of_ours_is_a_plain_500(api: Api):
     assert response.status_code == 500
     assert response.json()["error"]["type"] == "server_error"
     assert "secret" not in response.text
-    assert any(line.get("exc_info") for line in api.logs)  # for us, with its traceback
+    assert any(line.get("exception") for line in api.logs)  # for us, with its traceback
 
 
 async def test_request_id_is_taken_or_made(api: Api):
