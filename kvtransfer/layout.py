@@ -13,7 +13,7 @@ token: a scale of the whole block would grow, and all codes before would have to
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from kvtransfer.layer_groups import LayerGroups
@@ -83,6 +83,27 @@ class KvLayout:
         assert 0 <= heads.start <= heads.stop <= self.num_kv_heads, (heads, self.num_kv_heads)
         each = self.block_bytes // self.num_kv_heads
         return range(heads.start * each, heads.stop * each)
+
+    def ranges_of(self, heads: range, layers: range | None = None) -> tuple[range, ...]:
+        """Returns the bytes of a block that a rank with these KV heads and layers has, in the order of its own block.
+
+        layers: None: all. Of fewer layers it is one range for each head. Layers of `groups` lie in slices, which are
+        not divided so.
+        """
+        if layers is None or layers == range(self.num_layers):
+            return (self.bytes_of(heads),)
+        assert self.groups is None, "layers of a slice are not divided among ranks"
+        assert layers.step == 1, layers
+        assert 0 <= layers.start <= layers.stop <= self.num_layers, (layers, self.num_layers)
+        each = self.num_planes * self.plane_bytes
+        firsts = (self.bytes_of(range(head, head + 1)).start for head in heads)
+        return tuple(range(first + layers.start * each, first + layers.stop * each) for first in firsts)
+
+    def part(self, heads: range, layers: range | None = None) -> "KvLayout":
+        """Returns the layout of the block of a rank with these KV heads and layers."""
+        assert layers is None or self.groups is None or layers == range(self.num_layers), "layers of a slice"
+        num_layers = self.num_layers if layers is None else len(layers)
+        return replace(self, num_kv_heads=len(heads), num_layers=num_layers)
 
 
 def fingerprint(
