@@ -5,14 +5,16 @@ complete, so a reader finds the block whole. A consumer's steps use a block only
 and that is not before `write` has returned.
 """
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from kvtransfer.regions import Region, cover, one_region
+
 
 class BlockMemory(Protocol):
-    """A pool of equal blocks, one after the other without a gap. Any thread may use it."""
+    """A pool of equal blocks, whole or in pieces. Any thread may use it."""
 
     @property
     def num_blocks(self) -> int:
@@ -23,15 +25,15 @@ class BlockMemory(Protocol):
         """Bytes of one block."""
 
     @property
-    def address(self) -> int:
-        """Address of block 0. Does not change."""
+    def regions(self) -> tuple[Region, ...]:
+        """The addresses of the blocks' bytes. Together they cover a block; they do not change."""
 
     @property
     def device(self) -> int | None:
         """CUDA device of the pool, as this process counts devices. None: host memory."""
 
     def bind_thread(self) -> None:
-        """Makes the pool's device current on this thread, for libraries that use `address` on this thread."""
+        """Makes the pool's device current on this thread, for libraries that use addresses on this thread."""
 
     def read(self, blocks: np.ndarray, start: int, end: int) -> bytes:
         """Copies bytes `start` to `end` of these blocks (uint32[n]), laid end to end."""
@@ -54,9 +56,9 @@ class HostBlocks:
         self._flat = array.reshape(-1).data
 
     @property
-    def address(self) -> int:
-        """See `BlockMemory.address`."""
-        return self.array.ctypes.data
+    def regions(self) -> tuple[Region, ...]:
+        """See `BlockMemory.regions`. There is one."""
+        return one_region(self.array.ctypes.data, self.block_bytes)
 
     def bind_thread(self) -> None:
         """Does nothing: every thread has host memory."""
@@ -70,6 +72,81 @@ class HostBlocks:
         source = memoryview(data)
         for there, here in spans(blocks, self.block_bytes, start, start + len(data)):
             self._flat[there] = source[here]
+
+
+class GroupBlocks:
+    """Whole blocks of a group of ranks, made of the ranks' pools, which are in host memory of this process."""
+
+    device: int | None = None
+
+    def __init__(self, pools: Sequence[np.ndarray], ranges: Sequence[Sequence[range]]) -> None:
+        """pools: of each rank, uint8[num_blocks, bytes of its block], contiguous; their addresses must not change.
+
+        ranges: of each rank, the bytes of a whole block that its block consists of, in order (`KvLayout.ranges_of`).
+        Raises ValueError where no rank has a byte.
+        """
+        assert len({len(pool) for pool in pools}) == 1, "the ranks' pools have as many blocks"
+        self.pools, self.ranges = tuple(pools), tuple(map(tuple, ranges))
+        self.num_blocks = len(pools[0])
+        self.block_bytes = max(each.stop for own in ranges for each in own)
+        self.regions = tuple(each for pool, own in zip(pools, ranges, strict=True) for each in _regions(pool, own))
+        once = cover(self.regions, self.block_bytes)
+        self._read_from = [_piece(region, pools) for region in once]
+        self._written_to = [_piece(region, pools) for region in self.regions]
+
+    def bind_thread(self) -> None:
+        """Does nothing: every thread has host memory."""
+
+    def read(self, blocks: np.ndarray, start: int, end: int) -> bytes:
+        """See `BlockMemory.read`."""
+        return b"".join([memory[there] for memory, there, _ in self._spans(self._read_from, blocks, start, end)])
+
+    def write(self, blocks: np.ndarray, start: int, data: bytes) -> None:
+        """See `BlockMemory.write`. Every rank that has a byte gets it."""
+        source = memoryview(data)
+        for memory, there, here in self._spans(self._written_to, blocks, start, start + len(data)):
+            memory[there] = source[here]
+
+    def _spans(
+        self, pieces: "Sequence[_Piece]", blocks: np.ndarray, start: int, end: int
+    ) -> Iterator[tuple[memoryview, slice, slice]]:
+        """Yields, for each piece of each block of bytes `start` to `end`, its slice of a pool and of these bytes."""
+        for index in range(start // self.block_bytes, -(-end // self.block_bytes)):
+            block, whole = int(blocks[index]), index * self.block_bytes
+            for region, memory, at in pieces:
+                first, last = max(region.start, start - whole), min(region.end, end - whole)
+                if first < last:
+                    there = at + block * region.stride + first - region.start
+                    here = whole + first - start
+                    yield memory, slice(there, there + last - first), slice(here, here + last - first)
+
+
+class _Piece(NamedTuple):
+    """A region of a group's blocks, and the pool that it is in."""
+
+    region: Region
+    memory: memoryview  # the pool's bytes
+    at: int  # of these, the first one of block 0's
+
+
+def _regions(pool: np.ndarray, ranges: Sequence[range]) -> Iterator[Region]:
+    """Yields the regions of one rank's pool. Ranges that lie beside each other in the whole block are one."""
+    assert pool.dtype == np.uint8
+    assert pool.flags.c_contiguous
+    stride = pool.shape[1]
+    assert sum(map(len, ranges)) == stride, f"a rank's block has {stride} bytes"
+    at = first = 0
+    for number, own in enumerate(ranges):
+        assert own.step == 1, own
+        at += len(own)
+        if number + 1 == len(ranges) or ranges[number + 1].start != own.stop:
+            yield Region(pool.ctypes.data + first, stride, own.stop - (at - first), own.stop)
+            first = at
+
+
+def _piece(region: Region, pools: Sequence[np.ndarray]) -> _Piece:
+    [pool] = [pool for pool in pools if 0 <= region.address - pool.ctypes.data < pool.nbytes]
+    return _Piece(region, pool.reshape(-1).data, region.address - pool.ctypes.data)
 
 
 def spans(blocks: np.ndarray, block_bytes: int, start: int, end: int) -> Iterator[tuple[slice, slice]]:

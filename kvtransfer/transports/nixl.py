@@ -11,6 +11,8 @@ sees the end. The generation words are in host memory wherever the pool is. A po
 memory do not read each other: UCX would have the producer send its bytes, and the `grpc` transport does that with less
 to go wrong.
 
+A block may be in several regions, on either side: it is read in as many pieces as it takes (`kvtransfer/regions.py`).
+
 A read has two phases: first the data; then, posted only when the data has arrived, the generation words of the same
 blocks. The words go into a scratch buffer of this read. A buffer whose read failed is never used again.
 
@@ -19,21 +21,21 @@ NIXL has no timeout. A read ends when NIXL says so, or when its producer, whose 
 
 import logging
 import os
-import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from kvtransfer.block_memory import BlockMemory
 from kvtransfer.ids import WorkerId
+from kvtransfer.regions import Region, areas, cut
 from kvtransfer.transports.base import BlockRead, Memory, Reach, ReadEnd, TransportError
 from kvtransfer.transports.cuda_driver import CudaDriver
-from kvtransfer.transports.one_sided import DevicePool, Here, Whereabouts
-from kvtransfer.transports.sealed import Seal
+from kvtransfer.transports.nixl_descriptor import NixlDescriptor
+from kvtransfer.transports.one_sided import DevicePool, Here
 
 _PAGE_WORDS = 512  # generation words are read in pages of 4 KiB: about as fast as one word
 _WORD_BYTES = 8
@@ -73,37 +75,6 @@ class _State(StrEnum):
     FAILED = "ERR"
 
 
-@dataclass(frozen=True, slots=True)
-class _Descriptor:
-    """All that a reader must know of a pool."""
-
-    worker_id: WorkerId
-    blocks_address: int
-    num_blocks: int
-    block_bytes: int
-    generations_address: int
-    whereabouts: Whereabouts
-    agent_metadata: bytes
-
-    _SEAL: ClassVar = Seal("nixl", b"BTNX", 3)
-    _NUMBERS: ClassVar = struct.Struct("<QQQQQ")
-
-    def pack(self) -> bytes:
-        numbers = self._NUMBERS.pack(
-            self.worker_id, self.blocks_address, self.num_blocks, self.block_bytes, self.generations_address
-        )
-        return self._SEAL.close(numbers + self.whereabouts.pack() + self.agent_metadata)
-
-    @classmethod
-    def unpack(cls, packed: bytes) -> "_Descriptor":
-        """Reads what `pack` made. Raises TransportError for anything else."""
-        where_end = cls._NUMBERS.size + Whereabouts.BODY.size
-        body = cls._SEAL.open(packed, where_end)
-        worker_id, blocks, num_blocks, block_bytes, generations = cls._NUMBERS.unpack_from(body)
-        whereabouts, metadata = Whereabouts.unpack(body[cls._NUMBERS.size : where_end]), body[where_end:]
-        return cls(WorkerId(worker_id), blocks, num_blocks, block_bytes, generations, whereabouts, metadata)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Scratch:
     """A buffer for the generation words of one read at a time; laid out like the producer's array."""
@@ -119,7 +90,9 @@ class _RemoteWorker:
 
     agent_name: str
     num_blocks: int
-    blocks: Any  # prepared descriptor list: one entry for each block
+    num_cuts: int  # pieces of a block that are read one by one
+    blocks: Any  # prepared descriptor list: for each cut, one entry for each block
+    destinations: Any  # the same of this worker's pool
     pages: Any  # prepared descriptor list: one entry for each page of generation words
     free_scratch: list[_Scratch] = field(default_factory=list)
 
@@ -144,6 +117,7 @@ class NixlTransport:
         pool, generations = memory.blocks, memory.generations
         pool.bind_thread()
         self._pool, self._generations = pool, generations  # kept alive: they are registered
+        self._own: dict[tuple[Region, ...], Any] = {}  # prepared descriptor lists of the pool, by how it is cut
         self._workers: dict[WorkerId, _RemoteWorker] = {}
         self._open: dict[int, _OpenRead] = {}
         self._ends: list[ReadEnd] = []
@@ -158,36 +132,39 @@ class NixlTransport:
                 raise TransportError("this NIXL has no UCX plugin")
             self._agent.create_backend("UCX", {} if pool.device is None else {"engine_config": _DEVICE_CONFIG})
             place = _Place.of(pool.device)
+            size = pool.num_blocks * pool.block_bytes
             self._registrations = [
-                self._register(pool.address, pool.num_blocks * pool.block_bytes, place),
+                *(self._register(*area, place) for area in areas(pool.regions, pool.block_bytes, 0, size)),
                 self._register(generations.ctypes.data, generations.nbytes),
             ]
-            block_rows = _block_rows(pool.address, pool.num_blocks, pool.block_bytes, place)
-            self._blocks = self._prepare(_LOCAL_SIDE, block_rows, place)
+            self._prepare_own(pool.regions)
             # Made before any scratch buffer is registered: it gives access to the pool and its generations alone.
-            self._descriptor = _Descriptor(
+            self._descriptor = NixlDescriptor(
                 worker_id=worker_id,
-                blocks_address=pool.address,
                 num_blocks=pool.num_blocks,
                 block_bytes=pool.block_bytes,
+                regions=pool.regions,
                 generations_address=generations.ctypes.data,
                 whereabouts=self._here.whereabouts,
                 agent_metadata=self._agent.get_agent_metadata(),
             ).pack()
 
     def descriptor(self) -> bytes:
-        """Returns agent metadata and addresses: some 700 bytes, a key to the pool."""
+        """Returns agent metadata and addresses: some 700 bytes, 32 more for each region. It is a key to the pool."""
         return self._descriptor
 
     def reach(self, descriptor: bytes) -> Reach:
         """Tells by `one_sided` how reads would run: NIXL itself does not say which wire UCX takes."""
-        return self._here.reach(_Descriptor.unpack(descriptor).whereabouts)
+        return self._here.reach(NixlDescriptor.unpack(descriptor).whereabouts)
 
     def add_worker(self, worker: WorkerId, address: str, descriptor: bytes) -> None:
-        """Prepares the descriptor lists of a worker's whole pool; UCX chooses the wire. Raises TransportError."""
+        """Prepares the descriptor lists of a worker's whole pool, cut at the borders of both pools' regions.
+
+        UCX chooses the wire. Raises TransportError.
+        """
         if worker in self._workers:
             return
-        remote = _Descriptor.unpack(descriptor)
+        remote = NixlDescriptor.unpack(descriptor)
         if remote.worker_id != worker:
             raise TransportError(f"the descriptor is of {remote.worker_id:016x}, not of {worker:016x}")
         if remote.block_bytes != self._pool.block_bytes:
@@ -195,14 +172,19 @@ class NixlTransport:
         place = _Place.of(remote.whereabouts.device)
         if place.kind is not _Place.of(self._pool.device).kind:
             raise TransportError(f"its pool is in {place.kind}, ours is not, and UCX would need its help")
+        try:
+            cuts = cut(self._pool.regions, remote.regions, remote.block_bytes)
+        except ValueError as error:
+            raise TransportError(f"its blocks cannot be read: {error}") from error
         with self._translated("cannot use a worker's descriptor"):
             agent_name = self._agent.add_remote_agent(remote.agent_metadata).decode(errors="replace")
             if agent_name != _agent_name(worker):
                 raise TransportError(f"the descriptor's agent is {agent_name!r}, not {_agent_name(worker)!r}")
-            block_rows = _block_rows(remote.blocks_address, remote.num_blocks, remote.block_bytes, place)
-            blocks = self._prepare(agent_name, block_rows, place)
+            destinations = self._prepare_own(tuple(here for here, _ in cuts))
+            rows = _block_rows([there for _, there in cuts], remote.num_blocks, place)
+            blocks = self._prepare(agent_name, rows, place)
             pages = self._prepare(agent_name, _page_rows(remote.generations_address, remote.num_blocks))
-        self._workers[worker] = _RemoteWorker(agent_name, remote.num_blocks, blocks, pages)
+        self._workers[worker] = _RemoteWorker(agent_name, remote.num_blocks, len(cuts), blocks, destinations, pages)
 
     def remove_worker(self, worker: WorkerId) -> None:
         """Removes the worker's agent. Bytes of open reads still land if the worker lives."""
@@ -220,7 +202,9 @@ class NixlTransport:
         if worker is None or not read.fits(worker.num_blocks, self._pool.num_blocks):
             self._ends.append(ReadEnd(read.read_id, None))
             return
-        transfer = self._make(self._blocks, read.destination, worker.blocks, read.source)
+        here = _entries(read.destination, self._pool.num_blocks, worker.num_cuts)
+        there = _entries(read.source, worker.num_blocks, worker.num_cuts)
+        transfer = self._make(worker.destinations, here, worker.blocks, there)
         if transfer is None:
             self._ends.append(ReadEnd(read.read_id, None))
             return
@@ -245,7 +229,8 @@ class NixlTransport:
         with self._translated("cannot close NIXL"):
             while self._workers:
                 self._release_worker(self._workers.popitem()[1])
-            self._blocks.release()
+            for prepared in self._own.values():
+                prepared.release()
             for registration in self._registrations:
                 self._agent.deregister_memory(registration)
         del self._agent
@@ -342,6 +327,13 @@ class NixlTransport:
     def _register(self, address: int, num_bytes: int, place: _Place = _HOST) -> Any:
         return self._agent.register_memory([(address, num_bytes, place.device, "")], place.kind.value)
 
+    def _prepare_own(self, cuts: tuple[Region, ...]) -> Any:
+        """Returns the descriptor list of the pool that is cut so; workers whose pools lie alike share it."""
+        if cuts not in self._own:
+            place = _Place.of(self._pool.device)
+            self._own[cuts] = self._prepare(_LOCAL_SIDE, _block_rows(cuts, self._pool.num_blocks, place), place)
+        return self._own[cuts]
+
     def _prepare(self, agent_name: str, rows: np.ndarray, place: _Place = _HOST) -> Any:
         return self._agent.prep_xfer_dlist(agent_name, rows, place.kind.value)
 
@@ -358,12 +350,25 @@ def _agent_name(worker_id: WorkerId) -> str:
 
 
 def _device_pool(pool: BlockMemory) -> DevicePool | None:
-    return None if pool.device is None else DevicePool(CudaDriver(), pool.device, pool.address)
+    if pool.device is None:
+        return None
+    [region] = pool.regions  # a group's blocks are in host memory
+    return DevicePool(CudaDriver(), pool.device, region.address)
 
 
-def _block_rows(address: int, num_blocks: int, block_bytes: int, place: _Place) -> np.ndarray:
-    """Describes a whole pool by one strided row: uint64[1, 5] of address, length, device, stride, count."""
-    return np.array([[address, block_bytes, place.device, block_bytes, num_blocks]], dtype=np.uint64)
+def _block_rows(cuts: Sequence[Region], num_blocks: int, place: _Place) -> np.ndarray:
+    """Describes a pool by one strided row for each cut: uint64[cuts, 5] of address, length, device, stride, count."""
+    rows = [(each.address, each.num_bytes, place.device, each.stride, num_blocks) for each in cuts]
+    return np.array(rows, dtype=np.uint64)
+
+
+def _entries(blocks: np.ndarray, num_blocks: int, num_cuts: int) -> np.ndarray:
+    """Returns int64[num_cuts * n], the entries of blocks (uint32[n]) in a list of these cuts: cut by cut, since NIXL
+    merges entries that follow each other in memory.
+    """
+    first = np.arange(0, num_cuts * num_blocks, num_blocks)
+    entries: np.ndarray = (first[:, None] + blocks).reshape(-1)
+    return entries
 
 
 def _page_rows(address: int, num_words: int) -> np.ndarray:

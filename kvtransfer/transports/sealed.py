@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from kvtransfer.transports.base import TransportError
 
 _HEAD = struct.Struct("<4sHI")
+_HEAD_START = struct.Struct("<4sH")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,10 @@ class Seal:
     def close(self, body: bytes) -> bytes:
         """Makes a descriptor of a body."""
         return _HEAD.pack(self.magic, self.version, zlib.crc32(body)) + body
+
+    def is_of(self, descriptor: bytes) -> bool:
+        """Tells whether a descriptor says that it is of this transport and version. Nothing else is looked at."""
+        return descriptor.startswith(_HEAD_START.pack(self.magic, self.version))
 
     def open(self, descriptor: bytes, min_bytes: int) -> bytes:
         """Returns the body, of at least `min_bytes`. Raises TransportError for anything that `close` did not make."""

@@ -4,7 +4,7 @@ import numpy as np
 import psutil
 import torch
 
-from kvtransfer.block_memory import HostBlocks
+from kvtransfer.block_memory import GroupBlocks, HostBlocks
 from services.engine.kernels.cpu.huge_pages import WeightMemory, allocate
 from services.engine.runner.memory import populate
 
@@ -20,6 +20,20 @@ def test_populated_memory_is_there_and_unchanged() -> None:
     assert psutil.Process().memory_info().rss - resident > SIZE * 0.9
     assert np.flatnonzero(memory).tolist() == [SIZE // 2]
     assert memory[SIZE // 2] == 7
+
+
+def test_pages_of_every_ranks_pool_are_populated_for_the_blocks_that_are_named() -> None:
+    """Blocks 1 and 2 of four, of which one rank has a third and the other the rest."""
+    third = SIZE // 3 // 4
+    pools = [allocate(4 * third).reshape(4, third), allocate(8 * third).reshape(4, 2 * third)]
+    group = GroupBlocks(pools, [[range(third, 2 * third)], [range(third), range(2 * third, 3 * third)]])
+    resident = psutil.Process().memory_info().rss
+    assert populate(group, 3 * third, 9 * third)
+    added = psutil.Process().memory_info().rss - resident
+    assert SIZE * 0.45 < added < SIZE * 0.55
+    assert populate(group)
+    assert psutil.Process().memory_info().rss - resident > SIZE * 0.9
+    assert not any(pool.any() for pool in pools)
 
 
 def test_weights_lie_beside_each_other_on_borders_of_cache_lines() -> None:

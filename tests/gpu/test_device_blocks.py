@@ -62,7 +62,7 @@ def test_a_bound_thread_can_export_the_pool():
 
     def export() -> None:
         pool.bind_thread()
-        exported.append(CudaDriver().export(pool.address))
+        exported.append(CudaDriver().export(pool.regions[0].address))
 
     thread = threading.Thread(target=export)
     thread.start()
@@ -72,5 +72,5 @@ def test_a_bound_thread_can_export_the_pool():
 
 def test_it_knows_where_it_is():
     pool = make_pool(64)
-    assert pool.address == pool.pool.data_ptr()
+    assert pool.regions[0].address == pool.pool.data_ptr()
     assert pool.device == torch.cuda.current_device()

@@ -19,7 +19,7 @@ import grpc
 import numpy as np
 import torch
 
-from kvtransfer.block_memory import BlockMemory, HostBlocks
+from kvtransfer.block_memory import BlockMemory, GroupBlocks, HostBlocks
 from kvtransfer.ids import WorkerId
 from kvtransfer.transports.base import BlockRead, Memory, ReadEnd, Transport
 from kvtransfer.transports.byte_stream import BlockSource, ByteStreamTransport
@@ -47,6 +47,7 @@ class Place(Enum):
     HOST = auto()
     TENSOR = auto()  # on the CPU: what is done for device memory, without a device
     DEVICE = auto()
+    GROUP = auto()  # two ranks' pools on the CPU, which share bytes in the middle of a block
 
 
 def new_memory(
@@ -61,8 +62,17 @@ def make_blocks(array: np.ndarray, place: Place) -> BlockMemory:
     """A pool that begins with what the array holds."""
     if place is Place.HOST:
         return HostBlocks(array)
+    if place is Place.GROUP:
+        return two_ranks(array)
     tensor = torch.from_numpy(array)
     return DeviceBlocks(tensor.cuda() if place is Place.DEVICE else tensor)
+
+
+def two_ranks(array: np.ndarray) -> GroupBlocks:
+    """Two thirds of each block for one rank, from a third on for the other."""
+    size = array.shape[1]
+    ranges = [[range(max(1, 2 * size // 3))], [range(size // 3, size)]]
+    return GroupBlocks([array[:, own.start : own.stop].copy() for [own] in ranges], ranges)
 
 
 def content(memory: Memory) -> np.ndarray:
@@ -70,15 +80,37 @@ def content(memory: Memory) -> np.ndarray:
     blocks = memory.blocks
     if isinstance(blocks, HostBlocks):
         return blocks.array.copy()
+    if isinstance(blocks, GroupBlocks):
+        return content_of_all(blocks)
     assert isinstance(blocks, DeviceBlocks)
     copied: np.ndarray = blocks.pool.cpu().numpy().copy()
     return copied
+
+
+def content_of_all(blocks: GroupBlocks) -> np.ndarray:
+    """uint8[num_blocks, block_bytes]: what all ranks' pools hold now. They agree where several have a byte."""
+    whole = np.full((blocks.num_blocks, blocks.block_bytes), -1, dtype=np.int16)
+    for pool, own in zip(blocks.pools, blocks.ranges, strict=True):
+        at = 0
+        for place in own:
+            here, known = pool[:, at : at + len(place)], whole[:, place.start : place.stop]
+            assert ((known == here) | (known < 0)).all(), "two ranks have other bytes in the same place"
+            known[:] = here
+            at += len(place)
+    assert (whole >= 0).all()
+    return whole.astype(np.uint8)
 
 
 def fill(memory: Memory, blocks: slice, values: int | np.ndarray) -> None:
     """Puts these bytes, uint8[n, block_bytes] or one for all, into some blocks."""
     if isinstance(memory.blocks, HostBlocks):
         memory.blocks.array[blocks] = values
+        return
+    if isinstance(memory.blocks, GroupBlocks):
+        before = content(memory)
+        before[blocks] = values
+        every = np.arange(memory.blocks.num_blocks, dtype=np.uint32)
+        memory.blocks.write(every, 0, before.tobytes())
         return
     assert isinstance(memory.blocks, DeviceBlocks)
     pool = memory.blocks.pool

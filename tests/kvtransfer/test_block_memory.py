@@ -9,14 +9,16 @@ import pytest
 import torch
 
 from kvtransfer.block_memory import BlockMemory
+from kvtransfer.regions import Region
+from kvtransfer.transports.base import Memory
 from services.engine.runner.gpu.device_blocks import _STAGING_BYTES, DeviceBlocks
-from tests.kvtransfer.kv_source import Place, make_blocks
+from tests.kvtransfer.kv_source import Place, content, make_blocks
 
 NUM_BLOCKS = 12
 SIZES = [1, 7, 4096, _STAGING_BYTES // 3, _STAGING_BYTES + 1]  # bytes of a block
 
 
-@pytest.fixture(params=["HOST", "TENSOR"])
+@pytest.fixture(params=["HOST", "TENSOR", "GROUP"])
 def place(request: pytest.FixtureRequest) -> Place:
     return Place[request.param]
 
@@ -33,8 +35,7 @@ def some_range(random: np.random.Generator, block_bytes: int) -> tuple[np.ndarra
 
 
 def whole(pool: BlockMemory) -> np.ndarray:
-    every = np.arange(NUM_BLOCKS, dtype=np.uint32)
-    return np.frombuffer(pool.read(every, 0, NUM_BLOCKS * pool.block_bytes), np.uint8).reshape(NUM_BLOCKS, -1)
+    return content(Memory(pool, np.zeros(NUM_BLOCKS, dtype=np.uint64)))
 
 
 @pytest.mark.parametrize("block_bytes", SIZES)
@@ -85,10 +86,11 @@ def test_threads_read_and_write_at_once(place: Place):
     assert failed == []
 
 
-def test_its_address_is_that_of_its_first_block(place: Place):
+@pytest.mark.parametrize("place", [Place.HOST, Place.TENSOR])
+def test_a_pool_of_whole_blocks_is_one_region(place: Place):
     array = random_bytes(6, 64)
     pool = make_blocks(array, place)
-    assert pool.address == array.ctypes.data
+    assert pool.regions == (Region(array.ctypes.data, 64, 0, 64),)
     assert pool.device is None
 
 

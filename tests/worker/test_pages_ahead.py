@@ -19,7 +19,7 @@ AHEAD = 8
 def resident_blocks(blocks: HostBlocks) -> int:
     """Blocks' worth of pages that the kernel has given, by /proc/self/pagemap: bit 63 of each page's 64."""
     with open("/proc/self/pagemap", "rb") as file:
-        file.seek(blocks.address // mmap.PAGESIZE * 8)
+        file.seek(blocks.regions[0].address // mmap.PAGESIZE * 8)
         pages = np.frombuffer(file.read(NUM_BLOCKS * BLOCK_BYTES // mmap.PAGESIZE * 8), dtype="<u8")
     return int((pages >> np.uint64(63)).sum()) * mmap.PAGESIZE // BLOCK_BYTES
 

@@ -3,12 +3,14 @@
 import ctypes
 import mmap
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import structlog
 
 from kvtransfer.block_memory import BlockMemory
+from kvtransfer.regions import areas
 from services.protocol.model_files.base import ModelError
 
 MAX_DEFAULT_KV_BYTES = 4 << 30
@@ -46,7 +48,7 @@ def kv_budget(asked: int | None) -> int:
 def populate(blocks: BlockMemory, start: int = 0, end: int | None = None) -> bool:
     """Asks the kernel for the pages of these blocks now, with their content unchanged; returns whether it gave them.
 
-    start, end: bytes of the pool, end None: to its last one.
+    start, end: bytes of the blocks laid end to end, end None: to the last one.
 
     Otherwise a step or a read gets each page when it first touches it, as it does if the kernel cannot provide them now
     (Linux before 5.14). A device's memory needs no such call. Reading 24 MiB into such pages took 5 ms with all pages
@@ -56,8 +58,13 @@ def populate(blocks: BlockMemory, start: int = 0, end: int | None = None) -> boo
     if madvise is None or blocks.device is not None:
         return False
     size = blocks.num_blocks * blocks.block_bytes
-    first, last = blocks.address + start, blocks.address + (size if end is None else min(end, size))
-    for here in range(first - first % mmap.PAGESIZE, last, _POPULATED_AT_ONCE):  # signals are handled in between
+    end = size if end is None else min(end, size)
+    return all(_populate(madvise, *area) for area in areas(blocks.regions, blocks.block_bytes, start, end))
+
+
+def _populate(madvise: Callable[..., int], address: int, num_bytes: int) -> bool:
+    last = address + num_bytes
+    for here in range(address - address % mmap.PAGESIZE, last, _POPULATED_AT_ONCE):  # signals are handled in between
         length = min(_POPULATED_AT_ONCE, last - here)
         if madvise(ctypes.c_void_p(here), ctypes.c_size_t(length), _MADV_POPULATE_WRITE) != 0:
             log.info("memory is not provided ahead", reason=os.strerror(ctypes.get_errno()).lower())

@@ -20,7 +20,8 @@ from kvtransfer.ids import WorkerId
 from kvtransfer.transports.base import Memory, ReadEnd, Transport, TransportError
 from kvtransfer.transports.byte_stream import PIECE_BYTES, BlockSource, ByteRequest
 from kvtransfer.transports.memory import MemoryFabric, MemoryTransport
-from kvtransfer.transports.nixl import NixlTransport, _Descriptor
+from kvtransfer.transports.nixl import NixlTransport
+from kvtransfer.transports.nixl_descriptor import NixlDescriptor
 from tests.kvtransfer.kv_source import (
     BLOCK_BYTES,
     CANARY,
@@ -42,7 +43,7 @@ from tests.kvtransfer.kv_source import (
 )
 
 EVERY = list(range(NUM_BLOCKS))
-NUM_FRESH_PROCESSES = {"nixl": 2, "grpc": 4}  # as many as tests below ask for sources that they may kill
+NUM_FRESH_PROCESSES = {"nixl": 4, "grpc": 4}  # as many as tests below ask for sources that they may kill
 
 
 @dataclass
@@ -88,10 +89,12 @@ def started(kind: str) -> Iterator[list[ProcessSource]]:
         process.kill()
 
 
-@pytest.fixture(params=["memory", "memory to tensor", "nixl", "grpc", "grpc to tensor"])
+@pytest.fixture(
+    params=["memory", "memory to tensor", "memory to group", "nixl", "nixl to group", "grpc", "grpc to tensor"]
+)
 def world(request: pytest.FixtureRequest) -> World:
-    kind, _, to_tensor = request.param.partition(" to ")
-    place = Place.TENSOR if to_tensor else Place.HOST
+    kind, _, place = request.param.partition(" to ")
+    place = Place[place.upper() or "HOST"]
     if kind == "memory":
         fabric = MemoryFabric()
         return World(
@@ -354,7 +357,7 @@ def test_a_descriptor_of_another_worker_is_refused(world, reader):
 def test_nixl_makes_no_pair_of_device_and_host_memory(nixl_world):
     """A descriptor of a pool on a device, as a worker with a GPU makes it."""
     reader = make_reader(nixl_world)
-    host = _Descriptor.unpack(nixl_world.source.descriptor)
+    host = NixlDescriptor.unpack(nixl_world.source.descriptor)
     device = replace(host, whereabouts=replace(host.whereabouts, device=0)).pack()
     reach = reader.transport.reach(device)
     assert not reach.one_sided

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from kvtransfer.block_memory import spans
+from kvtransfer.regions import one_region
 
 _STAGING_BYTES = 1 << 20  # pieces of a byte stream are smaller
 
@@ -26,7 +27,7 @@ class DeviceBlocks:
         assert pool.is_contiguous()
         self.pool = pool
         self.num_blocks, self.block_bytes = pool.shape
-        self.address: int = pool.data_ptr()
+        self.regions = one_region(pool.data_ptr(), self.block_bytes)
         self.device: int | None = pool.device.index if pool.is_cuda else None
         self._flat = pool.view(-1)
         self._lock = Lock()  # for the following fields
