@@ -21,13 +21,13 @@ def why_not_fused(dtype: str) -> str | None:
     return None
 
 
-def make_operations(dtype: str, *, fused: bool) -> HostOperations:
-    """Makes the small operations of a decoder layer."""
+def make_operations(dtype: str, *, fused: bool, block_threads: int | None = None) -> HostOperations:
+    """Makes the small operations of a decoder layer. block_threads: see `Ranks.block_threads`."""
     if not fused:
         return TorchOperations()
     from services.engine.kernels.cpu.operations import FusedOperations
 
-    return FusedOperations(dtype)
+    return FusedOperations(dtype, block_threads)
 
 
 def make_paged(

@@ -134,6 +134,18 @@ def load_acquire(_context: Any, _pointer: Any) -> Any:
 
 
 @intrinsic
+def store_release(_context: Any, _pointer: Any, _value: Any) -> Any:
+    """Writes an int64 that other threads read. Writes before it are visible to whoever has read it."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer, value = arguments
+        builder.store_atomic(value, pointer, "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(types.CPointer(int64), int64), generate
+
+
+@intrinsic
 def pause(_context: Any) -> Any:
     """Leaves the core to its other hardware thread for a moment."""
 

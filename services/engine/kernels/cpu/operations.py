@@ -33,8 +33,10 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 class FusedOperations:
     """`Operations` by compiled kernels, for the dtypes of `elements.ELEMENTS`."""
 
-    def __init__(self, dtype: str) -> None:
+    def __init__(self, dtype: str, block_threads: int | None = None) -> None:
+        """block_threads: how many threads the blocks of `by_rows` suit; None: those that run."""
         self._team = the_team()
+        self._block_threads = block_threads
         self._add_norm = _compiled("make_add_norm", dtype, wide=False)
         self._add_normed = _compiled("make_add_normed", dtype)
         self._rotate = _compiled("make_rotate", dtype, wide=False)
@@ -44,7 +46,7 @@ class FusedOperations:
 
     def by_rows(self, num_rows: int, row_bytes: int, body: Callable[[], Rows]) -> Rows:
         """See `Operations.by_rows`."""
-        return self._team.by_rows(num_rows, row_bytes, body)
+        return self._team.by_rows(num_rows, row_bytes, body, self._block_threads)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `Operations.norm`."""

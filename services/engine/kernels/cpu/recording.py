@@ -29,7 +29,7 @@ _ROWS = 128  # of a buffer, at least: recordings for other numbers of rows use t
 _BUFFERS = 4  # of one width, used in turn: a layer still reads a result two operations later
 _LINE_BYTES = 64
 T = TypeVar("T")
-_SCHED_YIELD = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0
+SCHED_YIELD = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0
 
 
 class Recording(Generic[T]):
@@ -76,7 +76,7 @@ class Recording(Generic[T]):
     def argument(self, num_threads: int) -> Any:
         """Makes the argument of `make_program`'s function, to be called by so many threads."""
         words, stride = self._words.ctypes.data, _CALL_WORDS * 8
-        return (ctypes.c_int64 * 5)(len(self._words), words, stride, _SCHED_YIELD, num_threads > 1)
+        return (ctypes.c_int64 * 5)(len(self._words), words, stride, SCHED_YIELD, num_threads > 1)
 
 
 class RowBlocks:

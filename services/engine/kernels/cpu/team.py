@@ -110,12 +110,13 @@ class Team:
         self._openmp.run(self._program.address, recording.argument(self.num_threads))
         return recording.result
 
-    def by_rows(self, rows: int, row_bytes: int, body: Callable[[], Rows]) -> Rows:
+    def by_rows(self, rows: int, row_bytes: int, body: Callable[[], Rows], block_threads: int | None = None) -> Rows:
         """Runs the kernels that `body` runs, all for some rows before all for the next rows, and returns its result.
 
-        row_bytes: bytes that the kernel with the widest rows reads and writes for each row.
+        row_bytes: bytes that the kernel with the widest rows reads and writes for each row. block_threads: how many
+        threads the blocks of rows suit; None: those that run.
         """
-        rows_at_once = rows_of_a_block(rows, row_bytes, self.num_threads)
+        rows_at_once = rows_of_a_block(rows, row_bytes, block_threads or self.num_threads)
         if self._recording is not None or rows_at_once is None:
             return body()
         recording = self._recording = RowBlocks(rows, rows_at_once, self.max_threads)

@@ -1,0 +1,53 @@
+"""The seam between a model of which each process has a part, a rank, and what adds up their results."""
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:  # configurations are read without torch
+    from torch import Tensor
+
+
+class RankLostError(Exception):
+    """Another rank of the model has ended, or computes another step: one line. The results of this step are of no
+    use, and this process can compute no further one with these ranks.
+    """
+
+
+class Ranks(Protocol):
+    """One rank's way to all ranks of a model, from 0 to size - 1.
+
+    All ranks make the same calls of `sum` and `gather` in the same order, with the same numbers of rows. A call waits
+    for the other ranks until `abort`.
+    """
+
+    rank: int
+    size: int
+    is_kernel: bool  # `sum` and `gather` are kernels, which `Operations.replay` and `Operations.by_rows` may contain
+    block_threads: int | None  # for how many threads `Operations.by_rows` cuts rows; None: `is_kernel` is False
+
+    def sum(self, x: "Tensor") -> "Tensor":
+        """Returns the sum of what all ranks come with, [rows, width], in float32 in the order of the ranks and then
+        rounded to x's dtype: the same to the bit on all of them. It may take the place of x.
+        """
+
+    def gather(self, part: "Tensor", width: int) -> "Tensor":
+        """Returns the columns of all ranks beside each other, [rows, width], to rank 0; to others, what they came with.
+
+        part: [rows, columns], the rank's columns of `part_of(rank, size, width)`.
+        """
+
+    def begin_step(self, number: int) -> None:
+        """Begins the step with this number, which is larger than the one before, and the same on all ranks."""
+
+    def end_step(self) -> None:
+        """Ends a step. Raises RankLostError, as `check` does, if its sums are not those of all ranks."""
+
+    def abort(self) -> None:
+        """Ends all ranks' waits, from any thread, soon: what they return is of no use."""
+
+    def check(self) -> None:
+        """Raises RankLostError after `abort`, of whichever rank."""
+
+
+def part_of(rank: int, size: int, length: int) -> range:
+    """Returns a rank's places of so many, of which each rank has the same number, or one more than others."""
+    return range(rank * length // size, (rank + 1) * length // size)
