@@ -1,4 +1,4 @@
-"""Ranks of one model, each with its configuration, weights and KV blocks, in threads that add up their parts.
+"""Ranks of one model, each with its configuration, weights and KV blocks, in threads that join their parts.
 
 Together they compute what `transformers` computes; and their blocks are byte ranges of one worker's blocks.
 """
@@ -7,30 +7,27 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
-from threading import Barrier
 from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from services.engine.models.architectures import parse_model_config
-from services.engine.models.config import DecoderConfig
-from services.engine.models.linear import Product
 from services.engine.models.makers import Makers
 from services.engine.models.model_config import ModelConfig
 from services.engine.models.registry import load_weights, open_tensors
+from services.engine.runner.cpu.place import Place
 from services.engine.runner.cpu.torch_runner import TorchRunner
 from services.protocol.model_files.open import open_model
 from tests.checkpoints import write_checkpoint
 from tests.engine.oracle import Reference, prompts_of
 from tests.engine.stepping import Row, step
+from tests.engine.thread_ranks import Meeting, ThreadRanks
 from tests.quantized_checkpoints import WAYS, write_mxfp4, write_quantized
 
 NUM_BLOCKS, BLOCK_SIZE, NUM_TOKENS = 24, 16, 24
-LONGEST_WAIT_S = 300.0  # a rank that fails ends the others' waits at once
 MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
     "llama-2": ("llama", {}, 2),
     "llama-2-kv-heads-on-4": ("llama", {"attention_bias": True, "mlp_bias": True}, 4),
@@ -54,8 +51,7 @@ class Ranks:
 
     def __init__(self, directory: Path, size: int) -> None:
         self.configs = [config_of(directory).shard(rank, size) for rank in range(size)]
-        self._barrier = Barrier(size, timeout=LONGEST_WAIT_S)
-        self._parts: list[Tensor] = [torch.empty(0)] * size
+        self._meeting = Meeting(size)
         self._threads = ThreadPoolExecutor(size)
         self.runners = [self._runner(directory, rank) for rank in range(size)]
 
@@ -66,33 +62,16 @@ class Ranks:
             try:
                 return act(rank)
             except BaseException:
-                self._barrier.abort()
+                self._meeting.barrier.abort()
                 raise
 
         return list(self._threads.map(guarded, range(len(self.runners))))
 
     def _runner(self, directory: Path, rank: int) -> TorchRunner:
-        config = self.configs[rank]
-
-        def product(weight: Tensor, bias: Tensor | None) -> Product:
-            own_inputs = [config.num_heads * config.head_dim, config.intermediate_size]
-            if isinstance(config, DecoderConfig) and config.experts is not None:
-                own_inputs += [config.experts.intermediate_size, config.experts.shared_size]
-            if weight.shape[0] == config.hidden_size and weight.shape[1] in own_inputs:
-                return lambda x: self._summed(rank, functional.linear(x, weight, bias))
-            return lambda x: functional.linear(x, weight, bias)
-
+        config, ranks = self.configs[rank], ThreadRanks(self._meeting, rank)
         with open_tensors(directory, config, torch.device("cpu")) as tensors:
-            weights = load_weights(tensors, config, torch.float32, makers=Makers(product=product))
-        return TorchRunner(config, weights, NUM_BLOCKS, BLOCK_SIZE, fused=False)
-
-    def _summed(self, rank: int, part: Tensor) -> Tensor:
-        """The sum of what all ranks come with, the same to the bit on each."""
-        self._parts[rank] = part
-        self._barrier.wait()
-        total = torch.stack(self._parts).sum(dim=0)
-        self._barrier.wait()
-        return total
+            weights = load_weights(tensors, config, torch.float32, makers=Makers(ranks=ranks))
+        return TorchRunner(config, weights, NUM_BLOCKS, BLOCK_SIZE, fused=False, place=Place(ranks=ranks))
 
 
 def config_of(directory: Path) -> ModelConfig:

@@ -21,6 +21,7 @@ from services.engine.models.settings import ConfigSettings
 from services.engine.models.shapes import (
     Shapes,
     Shares,
+    shares_of_vocabulary,
 )
 from services.engine.models.window_settings import (
     Windows,
@@ -126,9 +127,10 @@ def decoder_shapes(config: DecoderConfig) -> Shapes:
 
 
 def decoder_shares(config: DecoderConfig, shard: Shard) -> Shares:
-    """Returns the shares of tensors that one rank reads: its heads, and its columns of the MLP."""
+    """Returns the shares of tensors that one rank reads: its heads, its columns of the MLP, its tokens' rows."""
     family = FAMILIES[config.architecture]
-    shares: Shares = {}
+    tied = config.tie_word_embeddings or bool(config.num_labels)
+    shares = shares_of_vocabulary("model.embed_tokens.weight", shard.vocabulary, tied=tied)
     for layer in range(config.num_layers):
         of_layer = family.attention.shares(config, shard, layer) | family.mlp.shares(config, shard, layer)
         shares |= {f"{layer_prefix(layer)}{name}": share for name, share in of_layer.items()}

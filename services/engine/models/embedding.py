@@ -1,30 +1,55 @@
 """The embedding: a row of numbers for each token, of a table or of codes that a kernel decodes."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from services.engine.kernels.ranks import Ranks
+
 if TYPE_CHECKING:
     from services.engine.kernels.cpu.coded_panels import CodedPanels
+
+
+@dataclass(frozen=True, slots=True)
+class RankTokens:
+    """The tokens whose rows a rank has, where ranks share an embedding."""
+
+    tokens: range
+    ranks: Ranks
 
 
 class Embedding:
     """A matrix [vocab, width] whose rows are looked up. An output layer may be the same matrix."""
 
-    __slots__ = ("_dtype", "_panels", "_table", "name")
+    __slots__ = ("_dtype", "_own", "_panels", "_table", "name")
 
-    def __init__(self, name: str, matrix: "Tensor | CodedPanels", dtype: torch.dtype) -> None:
-        """name: of the tensor. dtype: of the rows, and of a matrix in numbers."""
+    def __init__(
+        self, name: str, matrix: "Tensor | CodedPanels", dtype: torch.dtype, own: RankTokens | None = None
+    ) -> None:
+        """name: of the tensor. dtype: of the rows, and of a matrix in numbers. own: the tokens whose rows the matrix
+        has; None: all.
+        """
         self.name = name
+        self._own = own
         self._table = matrix if isinstance(matrix, Tensor) else None
         self._panels = None if isinstance(matrix, Tensor) else matrix
         self._dtype = dtype
         if self._panels is not None:
-            self(torch.zeros(1, dtype=torch.int64))  # compiles the kernel
+            self._rows(torch.zeros(1, dtype=torch.int64))  # compiles the kernel
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Returns the rows of tokens, int64[T], as [T, width] in memory of its own."""
+        if self._own is None:
+            return self._rows(tokens)
+        own = self._own.tokens
+        places = tokens - own.start
+        is_others = (places < 0) | (places >= len(own))
+        rows = self._rows(places.masked_fill_(is_others, 0)).masked_fill_(is_others[:, None], 0)
+        return self._own.ranks.sum(rows)
+
+    def _rows(self, tokens: Tensor) -> Tensor:
         if self._table is not None:
             return self._table[tokens]
         from services.engine.kernels.cpu.coded_rows import decoded_rows
@@ -39,10 +64,10 @@ class Embedding:
 
     @property
     def table(self) -> Tensor | None:
-        """Returns the matrix in numbers; None: it is kept in codes."""
+        """Returns the matrix in numbers, or a rank's rows of it; None: it is kept in codes."""
         return self._table
 
     @property
     def panels(self) -> "CodedPanels | None":
-        """Returns the matrix in codes; None: it is kept in numbers."""
+        """Returns the matrix in codes, or a rank's rows of it; None: it is kept in numbers."""
         return self._panels

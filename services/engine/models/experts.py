@@ -44,7 +44,7 @@ class ExpertsMlp:
     def is_kernels(self) -> bool:
         """Returns True if kernels compute all of it."""
         products = self.router.logits.is_kernel and (self.shared is None or self.shared.is_kernels)
-        return products and self.experts.kernel is not None
+        return products and self.experts.is_kernel
 
     @property
     def groups_rows(self) -> bool:
@@ -62,11 +62,11 @@ class ExpertsMlp:
         shared = None if self.shared is None else self.shared.forward(x, operations)
         if kernel is not None:
             choice = kernel.choose(of_experts, router.correction)
-            return kernel(x, choice, shared, gate if numbers.shared_gate else None)
+            return self.experts.total(kernel(x, choice, shared, gate if numbers.shared_gate else None))
         y = self.experts(x, *route(of_experts, numbers, router.correction), operations.silu_mul)
-        if shared is None:
-            return y
-        return y + (gate.sigmoid() * shared if numbers.shared_gate else shared)
+        if shared is not None:
+            y = y + (gate.sigmoid() * shared if numbers.shared_gate else shared)
+        return self.experts.total(y)
 
 
 def tally_experts(weights: Weights, num_tokens: Tensor | None = None) -> Tensor | None:
@@ -93,8 +93,9 @@ def load_experts(names: ExpertNames, tensors: Tensors, config: DecoderConfig, la
     shared = None
     if experts.shared_size:
         gate, up, down = (f"{prefix}{name}" for name in names.of_shared())
-        shared = GatedMlp(tensors.linear(gate, up, bias=False), tensors.linear(down, bias=False), experts.shared_size)
-
+        # What it makes is added to what the others make before all of it is joined.
+        gate_up, own_down = tensors.linear(gate, up, bias=False), tensors.linear(down, bias=False, joined=False)
+        shared = GatedMlp(gate_up, own_down, experts.shared_size)
     readers = _OfAll(names, tensors, config, prefix) if names.in_one_tensor else _OfEach(names, tensors, prefix)
     return ExpertsMlp(
         numbers=experts,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from services.engine.kernels.expert_tally import ExpertTally
 from services.engine.models.experts_config import Experts
-from services.engine.models.linear import Linear, MakeProduct
+from services.engine.models.linear import Join, Linear, MakeProduct
 from services.engine.quantization.codes import CodedMatrix
 
 
@@ -75,7 +75,7 @@ MakeCodedExperts = Callable[[Experts, Callable[[int], ExpertCodes | None], torch
 class GroupedMlp:
     """The MLPs of all experts of a layer, for inference."""
 
-    __slots__ = ("_downs", "_experts", "_gate_ups", "_tally", "kernel")
+    __slots__ = ("_downs", "_experts", "_gate_ups", "_join", "_tally", "kernel")
 
     def __init__(
         self,
@@ -85,13 +85,15 @@ class GroupedMlp:
         make_kernel: MakeExperts | None = None,
         make_product: MakeProduct | None = None,
         kernel: ExpertsKernel | None = None,
+        join: Join | None = None,
     ) -> None:
         """read: returns the weights of an expert, which are taken over; they are read one expert after the other.
 
         make_kernel: makes what computes all of it. make_product: where that makes nothing, see `Linear`. kernel: what
-        computes all of it, and has the weights already.
+        computes all of it, and has the weights already. join: of the ranks that share the experts' columns.
         """
         self._experts = experts
+        self._join = join
         self._gate_ups: list[Linear] = []
         self._downs: list[Linear] = []
         self.kernel = kernel  # what computes all of it
@@ -108,6 +110,15 @@ class GroupedMlp:
             else:
                 self._gate_ups.append(Linear(weights.gate_up, weights.gate_up_bias, make_product=make_product))
                 self._downs.append(Linear(weights.down, weights.down_bias, make_product=make_product))
+
+    @property
+    def is_kernel(self) -> bool:
+        """Returns True if kernels compute all of it, and `total`."""
+        return self.kernel is not None and (self._join is None or self._join.ranks.is_kernel)
+
+    def total(self, y: Tensor) -> Tensor:
+        """Returns the sum over all who have columns of the experts, [T, hidden], of one rank's y."""
+        return y if self._join is None else self._join(y)
 
     def tally(self, tally: ExpertTally) -> None:
         """Adds to the tally, from now on, the pairs of each expert."""

@@ -7,6 +7,7 @@ where a kernel can (`coded_linear`).
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from services.engine.kernels.ranks import Ranks
 from services.engine.quantization.codes import CodedMatrix, stacked
 
 if TYPE_CHECKING:
@@ -43,15 +45,28 @@ class KernelProduct(Protocol):
         """gated: the result is SiLU of the first half of y times the second, [rows, out / 2]."""
 
 
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A function of what a rank's part of a layer makes of rows: what the layers of all ranks make of them together."""
+
+    ranks: Ranks
+    width: int | None = None  # of whole rows, of which each rank makes some columns; None: ranks' rows are added up
+
+    def __call__(self, y: Tensor) -> Tensor:
+        """Joins [rows, columns]. It may take over their memory."""
+        return self.ranks.sum(y) if self.width is None else self.ranks.gather(y, self.width)
+
+
 class Linear:
     """A linear layer for inference. It takes over `weight` [out, in] and `bias` [out] from the caller."""
 
-    __slots__ = ("_kernel", "_multiply")
+    __slots__ = ("_join", "_kernel", "_multiply")
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, *, fused: bool = False, make_product: MakeProduct | None = None
     ) -> None:
         """fused: use a kernel for CPUs if there is one. make_product: makes the product instead of all other ways."""
+        self._join: Join | None = None
         self._kernel: KernelProduct | None = None
         self._multiply: Product
         if make_product is not None:
@@ -65,24 +80,31 @@ class Linear:
 
     def columns(self, begin: int, end: int) -> "Linear | None":
         """Returns a layer for some columns of y, which shares their weights; None: they cannot be shared."""
-        kernel = None if self._kernel is None else self._kernel.columns(begin, end)
+        kernel = None if self._kernel is None or self._join is not None else self._kernel.columns(begin, end)
         if kernel is None:
             return None
         return _of_kernel(kernel)
 
+    def joined(self, join: Join) -> "Linear":
+        """Returns the layer that all ranks have together, of one rank's layer, this one, whose weights it shares."""
+        layer = Linear.__new__(Linear)
+        layer._join, layer._kernel, layer._multiply = join, self._kernel, self._multiply
+        return layer
+
     @property
     def is_kernel(self) -> bool:
-        """Returns True if one of our kernels multiplies, on the CPU."""
-        return self._kernel is not None
+        """Returns True if one of our kernels multiplies, on the CPU, and another one joins what ranks have."""
+        return self._kernel is not None and (self._join is None or self._join.ranks.is_kernel)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Maps [rows, in] to [rows, out]."""
-        return self._multiply(x)
+        y = self._multiply(x)
+        return y if self._join is None else self._join(y)
 
     def gated(self, x: Tensor, silu_mul: Callable[[Tensor], Tensor]) -> Tensor:
         """Returns SiLU of the first half of y times the second, [rows, in] -> [rows, out / 2]."""
-        if self._kernel is None or not self._kernel.can_gate:
-            return silu_mul(self._multiply(x))
+        if self._kernel is None or not self._kernel.can_gate or self._join is not None:
+            return silu_mul(self(x))
         return self._kernel(x, gated=True)
 
 
@@ -116,7 +138,7 @@ def coded_linear(matrices: Coded, bias: Tensor | None, make_product: MakeCodedPr
     if product is None:
         return None
     layer = Linear.__new__(Linear)
-    layer._kernel, layer._multiply = None, product
+    layer._join, layer._kernel, layer._multiply = None, None, product
     return layer
 
 
@@ -150,7 +172,7 @@ def of_panels(panels: "CodedPanels", dtype: torch.dtype) -> Linear:
 
 def _of_kernel(kernel: KernelProduct) -> Linear:
     layer = Linear.__new__(Linear)
-    layer._multiply = layer._kernel = kernel
+    layer._join, layer._multiply, layer._kernel = None, kernel, kernel
     return layer
 
 

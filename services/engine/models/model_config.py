@@ -6,6 +6,7 @@ from typing import Self
 
 from kvtransfer.layer_groups import divide_layers
 from kvtransfer.layout import KvLayout
+from services.engine.kernels.ranks import part_of
 from services.engine.models.rope_config import Rope
 from services.engine.models.settings import ConfigSettings
 from services.engine.quantization.schemes import Scheme
@@ -40,6 +41,11 @@ class Shard:
     def intermediate(self) -> range:
         """Returns the columns between the two products of an MLP."""
         return self.part(self.whole.intermediate_size)
+
+    @property
+    def vocabulary(self) -> range:
+        """Returns the tokens whose rows of the embedding, and of the output layer, the rank has."""
+        return part_of(self.rank, self.size, self.whole.vocab_size)
 
     def part(self, length: int) -> range:
         """Returns the rank's places of so many, which the ranks share evenly."""
@@ -140,10 +146,14 @@ class ModelConfig:
         """Returns the configuration of one of `size` ranks, which share the heads and the width of the MLP evenly.
 
         Each KV head is on several ranks if there are fewer than ranks. Raises ModelError for numbers that `size` does
-        not divide.
+        not divide, and for models that do not generate.
         """
         assert self.sharded is None, "a rank's configuration is not sharded again"
         assert 0 <= rank < size, (rank, size)
+        if size > 1 and not self.generates:
+            raise ModelError(f"{size} ranks cannot share a model that makes embeddings or scores alone")
+        if self.vocab_size < size:
+            raise ModelError(f"{size} ranks cannot share a vocabulary of {self.vocab_size} tokens")
         for number, words in ((self.num_heads, "attention heads"), (self.intermediate_size, "columns of the MLP")):
             if number % size:
                 raise ModelError(f"{size} ranks cannot share {number} {words} evenly")

@@ -89,7 +89,7 @@ def load_opt(tensors: Tensors, config: OptConfig) -> OptWeights:
         layers=tuple(_load_layer(tensors, config, f"{prefix}layers.{layer}.") for layer in range(config.num_layers)),
         final_norm=_load_norm(tensors, f"{prefix}final_layer_norm") if config.final_norm else None,
         project_out=tensors.linear(f"{prefix}project_out", bias=False) if config.projects else None,
-        lm_head=tensors.head(embedding, tied=config.tie_word_embeddings),
+        lm_head=tensors.head(embedding, config.vocab_size, tied=config.tie_word_embeddings),
     )
 
 

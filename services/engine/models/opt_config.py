@@ -4,7 +4,15 @@ from dataclasses import dataclass
 
 from services.engine.models.model_config import ModelConfig, Shard, read_dtype
 from services.engine.models.settings import ConfigSettings
-from services.engine.models.shapes import Shapes, Shares, linear_shapes, shares_of_inputs, shares_of_outputs, widened
+from services.engine.models.shapes import (
+    Shapes,
+    Shares,
+    linear_shapes,
+    shares_of_inputs,
+    shares_of_outputs,
+    shares_of_vocabulary,
+    widened,
+)
 
 POSITION_OFFSET = 2  # position p is row p + 2 of the positions' embedding
 
@@ -78,8 +86,9 @@ def opt_shapes(config: OptConfig) -> Shapes:
 
 
 def opt_shares(config: OptConfig, shard: Shard) -> Shares:
-    """Returns the shares of tensors that one rank reads: its heads, and its columns of the MLP."""
-    shares: Shares = {}
+    """Returns the shares of tensors that one rank reads: its heads, its columns of the MLP, its tokens' rows."""
+    tied = config.tie_word_embeddings
+    shares = shares_of_vocabulary("model.decoder.embed_tokens.weight", shard.vocabulary, tied=tied)
     heads = widened(shard.heads, config.head_dim)
     for layer in range(config.num_layers):
         prefix = f"model.decoder.layers.{layer}."

@@ -99,10 +99,10 @@ def load_weights(
     on_read: Callable[[int], None] = lambda _: None,
     kept: KeptForms | None = None,
 ) -> Weights:
-    """Reads all weights to the source's device; with the configuration of a rank, its share of them, and the embedding,
-    the output layer and the norms whole.
+    """Reads all weights to the source's device; with the configuration of a rank, its share of them, and the norms
+    whole.
 
-    fused: products may be a CPU's kernels. makers: what makes them instead.
+    fused: products may be a CPU's kernels. makers: what makes them instead, and the ranks that join them.
     on_read: hears of the bytes of each tensor that was read. kept: hears how codes are kept.
     Raises ModelError, before reading, for any tensor that is missing, misshapen or unexpected.
     """

@@ -41,6 +41,12 @@ def shares_of_inputs(name: str, inputs: range, bias: bool) -> Shares:
     return weight | {f"{name}.bias": None} if bias and inputs.start else weight
 
 
+def shares_of_vocabulary(embedding: str, tokens: range, *, tied: bool) -> Shares:
+    """Returns the shares of the embedding, and of the output layer if it is not the same matrix, of these tokens."""
+    share = Share(rows=(slice(tokens.start, tokens.stop),))
+    return {embedding: share} if tied else {embedding: share, "lm_head.weight": share}
+
+
 def widened(heads: range, head_dim: int) -> range:
     """Returns the places of these heads' numbers, where each head has `head_dim`."""
     return range(heads.start * head_dim, heads.stop * head_dim)

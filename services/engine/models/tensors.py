@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from services.engine.models.embedding import Embedding
+from services.engine.models.embedding import Embedding, RankTokens
 from services.engine.models.encoder_config import EncoderConfig
 from services.engine.models.experts_config import Experts
 from services.engine.models.grouped_mlp import (
@@ -22,7 +22,7 @@ from services.engine.models.grouped_mlp import (
     packed_experts,
 )
 from services.engine.models.kv_scales import is_kv_scale
-from services.engine.models.linear import Linear, coded_kernel, coded_linear, coded_panels, of_panels
+from services.engine.models.linear import Join, Linear, coded_kernel, coded_linear, coded_panels, of_panels
 from services.engine.models.makers import Makers
 from services.engine.models.model_config import ModelConfig
 from services.engine.models.shapes import Shapes, Share, Shares
@@ -75,12 +75,13 @@ class Tensors:
         self._make_coded = makers.coded
         self._make_coded_experts = coded_experts if fused and makers.coded is None else makers.coded_experts
         self._shares = shares
+        self._ranks = makers.ranks
         self._on_read = on_read
         self._kept = kept or KeptForms()
 
-    def linear(self, *names: str, bias: bool) -> Linear:
+    def linear(self, *names: str, bias: bool, joined: bool = True) -> Linear:
         """Makes a linear layer of the rows of these, one below the other: `{name}.weight`, and `{name}.bias` if it has
-        a bias, which may be another rank's.
+        a bias, which may be another rank's. Where ranks share its inputs, the layer adds up their results if `joined`.
 
         Fewer and larger products are faster.
         """
@@ -88,7 +89,10 @@ class Tensors:
         own_biases = [f"{name}.bias" for name in names if bias and self.has(f"{name}.bias")]
         biases = self.rows(*own_biases) if own_biases else None
         coded = self._coded_linear(weights, biases)
-        return self.product(self.rows(*weights), biases) if coded is None else coded
+        layer = self.product(self.rows(*weights), biases) if coded is None else coded
+        if self._ranks is None or not joined or not self._cuts_inputs(weights):
+            return layer
+        return layer.joined(Join(self._ranks))
 
     def product(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """Makes a linear layer of a weight [out, in] and a bias [out] that were read, which it takes over."""
@@ -116,8 +120,14 @@ class Tensors:
         read_codes: Callable[[int], ExpertCodes],
     ) -> GroupedMlp:
         """Makes the MLPs of a layer's experts: see `GroupedMlp`. Both functions read one expert."""
-        kernel = self._coded_experts(experts, read_codes)
-        return GroupedMlp(experts, read, make_kernel=self._make_experts, make_product=self._make_product, kernel=kernel)
+        return GroupedMlp(
+            experts,
+            read,
+            make_kernel=self._make_experts,
+            make_product=self._make_product,
+            kernel=self._coded_experts(experts, read_codes),
+            join=None if self._ranks is None else Join(self._ranks),
+        )
 
     def _coded_experts(self, experts: Experts, read_codes: Callable[[int], ExpertCodes]) -> ExpertsKernel | None:
         """Makes a kernel of experts in codes; None: they are stored in numbers, or no kernel multiplies them so. Of the
@@ -162,11 +172,24 @@ class Tensors:
             panels = coded_panels(found, self.dtype)
             self._count(map(_Found.of, found), is_kept=panels is not None)
             if panels is not None:
-                return Embedding(name, panels, self.dtype)
-        return Embedding(name, self.vector(name), self.dtype)
+                return Embedding(name, panels, self.dtype, self._own_tokens(name))
+        return Embedding(name, self.vector(name), self.dtype, self._own_tokens(name))
 
-    def head(self, embedding: Embedding, *, tied: bool) -> Linear:
-        """Makes the output layer, of the embedding itself if they are tied. It never uses `Makers.product`."""
+    def _own_tokens(self, name: str) -> RankTokens | None:
+        share = self._share(name)
+        if self._ranks is None or share is None or share.rows is None:
+            return None
+        (rows,) = share.rows
+        return RankTokens(range(rows.start, rows.stop), self._ranks)
+
+    def head(self, embedding: Embedding, vocab_size: int, *, tied: bool) -> Linear:
+        """Makes the output layer, of the embedding itself if they are tied. It never uses `Makers.product`. Where ranks
+        share its outputs, it has those of all ranks.
+        """
+        layer = self._own_head(embedding, tied=tied)
+        return layer if self._ranks is None else layer.joined(Join(self._ranks, vocab_size))
+
+    def _own_head(self, embedding: Embedding, *, tied: bool) -> Linear:
         if tied and embedding.panels is not None:
             return of_panels(embedding.panels, self.dtype)
         if not tied or self._make_coded is not None:
@@ -236,6 +259,13 @@ class Tensors:
         tensor = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         self._on_read(tensor.nbytes)
         return tensor
+
+    def _cuts_inputs(self, names: Sequence[str]) -> bool:
+        """Returns True if ranks share the inputs of the matrices that are one below the other."""
+        shares = [self._share(name) for name in names]
+        cut = {share is not None and share.columns is not None for share in shares}
+        assert len(cut) == 1, f"some of {', '.join(names)} are cut, others are not"
+        return cut.pop()
 
     def _share(self, name: str) -> Share | None:
         return self._shares.get(name, _WHOLE)

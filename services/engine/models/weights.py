@@ -89,7 +89,7 @@ def _load_output(tensors: Tensors, config: DecoderConfig, embedding: Embedding) 
         return Linear((yes - no)[None], None)
     if config.num_labels:
         return Linear(tensors.vector(SCORE).to(torch.float32), None)
-    return tensors.head(embedding, tied=config.tie_word_embeddings)
+    return tensors.head(embedding, config.vocab_size, tied=config.tie_word_embeddings)
 
 
 def _load_sinks(tensors: Tensors, config: DecoderConfig) -> Tensor:

@@ -222,6 +222,11 @@ class StepInput:
         return cls(tokens, sampled, sampling, watched, scored, pooled)
 
     @property
+    def samples_all(self) -> bool:
+        """True when each query token is followed by a sampled one, in their order, and nothing else is wanted."""
+        return self.scored is None and np.array_equal(self.sampled, np.arange(len(self.tokens.token_ids)))
+
+    @property
     def parts(self) -> tuple[int, int, int, int]:
         """The numbers of queries of `sampled`, `scored`, `pooled` and `watched`."""
         scored = 0 if self.scored is None else len(self.scored.queries)

@@ -18,6 +18,7 @@ from services.engine.quantization.kept import KeptForms
 from services.engine.runner.base import LoadedWeights, Runner
 from services.engine.runner.cpu.attention import StoredKv
 from services.engine.runner.cpu.cores import CoreShare
+from services.engine.runner.cpu.place import Place
 from services.engine.runner.cpu.torch_runner import TorchRunner
 from services.engine.runner.kept_bytes import kept_bytes
 from services.engine.runner.load_plan import LoadPlan, dtype_name, plan_load
@@ -93,7 +94,7 @@ def _load_cpu(
         engine.block_size,
         kv=StoredKv(plan.layout, plan.kv_scales),
         fused=not_fused is None,
-        cores=cores,
+        place=Place(cores),
     )
     kernels = known_isa().name if not_fused is None else "torch"
     return runner, kernels, facts, (*_kernel_notices(engine, dtype), *kept)

@@ -52,6 +52,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 IN_GGUF = ("llama", "llama-mqa-tied-biases", "qwen2", "qwen3-biases")
 SUMMED = ("output", "down")  # each rank has some of the inputs
 STACKED = ("qkv", "gate_up", "up")  # each rank has some of the outputs
+OF_TOKENS = ("embedding", "lm_head")  # each rank has some rows
 Held = tuple[Tensor, Tensor | None]  # a linear layer's weight and bias
 
 
@@ -116,6 +117,9 @@ def assert_shared_out(source: TensorSource, config: ModelConfig, size: int) -> N
                 own = config.shard(rank, size)
                 each = torch.tensor([0] * own.num_heads + [config.num_heads] * own.num_kv_heads)
                 assert torch.equal(part, weight[each]), place
+        elif name in OF_TOKENS:
+            assert torch.equal(torch.cat([part for part, _ in theirs]), weight)
+            assert max(len(part) for part, _ in theirs) - min(len(part) for part, _ in theirs) <= 1
         elif name == "sinks":  # of each head
             assert torch.equal(torch.cat([part for part, _ in theirs], dim=1), weight)
         else:

@@ -4,6 +4,8 @@ The KV pool is one zeroed region of memory that torch and transports share.
 """
 
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 
 import numpy as np
@@ -28,7 +30,7 @@ from services.engine.runner.base import (
     wide_rows,
 )
 from services.engine.runner.cpu.attention import StoredKv, make_attention
-from services.engine.runner.cpu.cores import CoreShare
+from services.engine.runner.cpu.place import Place
 from services.engine.runner.cpu.sampler import sample, score
 from services.engine.runner.cpu.shared_core_operations import SharedCoreOperations
 from services.engine.runner.load_plan import dtype_name, kv_layout
@@ -40,7 +42,10 @@ _MANY_PROMPT_TOKENS = 64  # fewer do not make a step much longer
 
 
 class TorchRunner:
-    """`Runner` on the CPU. `launch` runs the whole step, and raises its errors."""
+    """`Runner` on the CPU. `launch` runs the whole step, and raises its errors.
+
+    Where ranks share the model, each has a runner of its part. Rank 0 launches a step, the others follow it.
+    """
 
     def __init__(
         self,
@@ -51,9 +56,13 @@ class TorchRunner:
         *,
         kv: StoredKv | None = None,
         fused: bool,
-        cores: CoreShare | None = None,
+        place: Place = Place(),  # noqa: B008 -- frozen
     ) -> None:
-        """Allocates the pool. kv: how KV is stored; None: in numbers of the weights' dtype."""
+        """Allocates the pool. kv: how KV is stored; None: in numbers of the weights' dtype.
+
+        Where ranks share the model, `config` and `weights` are this one's.
+        """
+        place.check(config)
         kv = kv or StoredKv(kv_layout(config, block_size, weights.dtype))
         self.layout = kv.layout
         self.num_blocks = num_blocks
@@ -63,12 +72,14 @@ class TorchRunner:
         self.embedding_size = config.embedding_size
         self.window = config.window
         self._windows = config.layer_windows
-        blocks = allocate(self.spare_blocks.stop * self.layout.block_bytes).reshape(self.spare_blocks.stop, -1)
+        pool_bytes = self.spare_blocks.stop * self.layout.block_bytes
+        blocks = (allocate(pool_bytes) if place.pool is None else place.pool).reshape(self.spare_blocks.stop, -1)
+        assert blocks.nbytes == pool_bytes, (blocks.nbytes, pool_bytes)
         self._memory = HostBlocks(blocks[:num_blocks])
         coded = kv.coded(weights.dtype)
         numbers = torch.from_numpy(blocks).view(-1).view(weights.dtype if coded is None else torch.uint8)
         pool = numbers.view(self.layout.shape(len(blocks)))
-        self._cores = cores
+        self._cores = cores = place.cores
         self.whole_prompts = not config.is_causal
         self.token_types = config.has_token_types
         self.generates = config.generates
@@ -81,7 +92,7 @@ class TorchRunner:
             fused=fused,
             before_layer=lambda: None if cores is None else cores.adjust(),
         )
-        operations = make_operations(dtype_name(weights.dtype), fused=fused)
+        operations = make_operations(dtype_name(weights.dtype), fused=fused, block_threads=place.block_threads)
         if cores is not None:
             operations = SharedCoreOperations(operations, cores)
         self._mask = operations.mask
@@ -102,19 +113,42 @@ class TorchRunner:
     def launch(self, step: StepInput) -> None:
         """Runs the step."""
         assert len(self._done) < 2, "two steps are launched and not collected"
-        if self._cores is not None:
-            num_prompt_tokens = len(step.tokens.token_ids) - len(step.tokens.seq_lens)
-            self._cores.begin(prompts=num_prompt_tokens >= _MANY_PROMPT_TOKENS)
-        if not step.sampling.settles:
-            step.sampling.begin_masks()
-        try:
+        with self._computing(step.tokens):
+            if not step.sampling.settles:
+                step.sampling.begin_masks()
             with torch.inference_mode():
                 self._done.append(output := self._run(step))
             if step.counts_experts and self._expert_counts is not None:
                 output.expert_pairs = self._expert_counts.numpy().copy()
+
+    def follow(self, tokens: StepTokens, parts: tuple[int, int, int, int], *, samples_all: bool) -> None:
+        """Does this rank's part of a step that rank 0 launches: all sums and gathers of it, and nothing else.
+
+        parts, samples_all: see `StepInput`.
+        """
+        with self._computing(tokens), torch.inference_mode():
+            step = self._input(tokens)
+            if samples_all:
+                self._model.all_logits(step)
+                return
+            sampled, scored, _pooled, _watched = self._model.forward(step).split(parts)
+            if len(sampled):
+                self._model.logits(sampled)
+            for some in scored.split(_SCORED_AT_ONCE) if len(scored) else ():
+                self._model.logits(some)
+
+    @contextmanager
+    def _computing(self, tokens: StepTokens) -> Iterator[None]:
+        """Takes this runner's share of the cores for a step."""
+        if self._cores is None:
+            yield
+            return
+        num_prompt_tokens = len(tokens.token_ids) - len(tokens.seq_lens)
+        self._cores.begin(prompts=num_prompt_tokens >= _MANY_PROMPT_TOKENS)
+        try:
+            yield
         finally:
-            if self._cores is not None:
-                self._cores.end()
+            self._cores.end()
 
     def collect(self) -> StepOutput:
         """Returns the output of the oldest step that was not collected."""
@@ -124,7 +158,7 @@ class TorchRunner:
         tokens = self._input(step.tokens)
         if step.on_computing is not None:
             step.on_computing()
-        if step.scored is None and np.array_equal(step.sampled, np.arange(len(step.tokens.token_ids))):
+        if step.samples_all:
             output = sample(self._model.all_logits(tokens), step.sampling, self._mask)
             output.not_finite = rows_not_finite(step, output)
             return output
