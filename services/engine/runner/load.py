@@ -22,7 +22,7 @@ from services.engine.runner.cpu.place import Place
 from services.engine.runner.cpu.torch_runner import TorchRunner
 from services.engine.runner.kept_bytes import kept_bytes
 from services.engine.runner.load_plan import LoadPlan, dtype_name, plan_load
-from services.engine.runner.memory import check_fits, kv_budget
+from services.engine.runner.memory import check_fits, freed_at_once, kv_budget
 from services.engine.runner.progress import KERNELS, WEIGHTS, Progress, Untold
 from services.engine.runner.share_choice import why_not_shared
 
@@ -49,7 +49,8 @@ class LoadedModel:
 def load_runner(engine: EngineConfig, progress: Progress | None = None) -> LoadedModel:
     """Reads the model, chooses options that the configuration left open, and allocates the pool. Raises ModelError.
 
-    progress: hears how far this is. Sets the threads of this process's torch when the configuration names them.
+    progress: hears how far this is. Sets the threads of this process's torch when the configuration names them. Of the
+    process's malloc, a load on a CPU sets what `freed_at_once` does.
     """
     plan, progress = plan_load(engine), progress or Untold()
     cores = _cores(engine, plan.device)
@@ -122,7 +123,7 @@ def _read_weights(plan: LoadPlan, progress: Progress, *, fused: bool) -> ReadWei
     num_bytes, kept = _weight_bytes(plan), KeptForms()
     check_fits(num_bytes, f"the model's weights in {dtype_name(plan.dtype)}")
     progress.stage(WEIGHTS, num_bytes)
-    with plan.tensors() as tensors:
+    with freed_at_once(), plan.tensors() as tensors:
         weights = load_weights(tensors, plan.config, plan.dtype, fused=fused, on_read=progress.advance, kept=kept)
     if plan.rounds_weights:
         kept.require(f"--quantization {plan.engine.quantization}")

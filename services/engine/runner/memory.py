@@ -3,7 +3,8 @@
 import ctypes
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,7 @@ from services.protocol.model_files.base import ModelError
 
 MAX_DEFAULT_KV_BYTES = 4 << 30
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_OWN_MAPPING_BYTES = 128 << 10  # glibc's own size, before it has freed larger memory
 _MADV_POPULATE_WRITE = 23  # asm-generic/mman-common.h
 _POPULATED_AT_ONCE = 64 << 20
 _CGROUP = Path("/sys/fs/cgroup")
@@ -77,10 +79,30 @@ def keep_freed_memory() -> None:
 
     Without it, a prefill step's activations fault in again at every step.
     """
+    _set_malloc(mapping_bytes=32 << 20, trim_bytes=256 << 20)  # the first is the most that glibc accepts
+
+
+@contextmanager
+def freed_at_once() -> Iterator[None]:
+    """Makes glibc return each tensor's memory to the system when it is freed, as long as the context lasts; then calls
+    `keep_freed_memory`.
+
+    In glibc's heap, tensors that are packed and freed, layer after layer, lie between small ones that stay, and a part
+    of their memory is not used again: 150 MiB at the end of a load of 135M parameters in bfloat16.
+    """
+    _set_malloc(mapping_bytes=_OWN_MAPPING_BYTES, trim_bytes=_OWN_MAPPING_BYTES)
+    try:
+        yield
+    finally:
+        keep_freed_memory()
+
+
+def _set_malloc(*, mapping_bytes: int, trim_bytes: int) -> None:
+    """Sets from which size on memory is mapped by itself, and how much free memory the heap's end keeps."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the most that glibc accepts
-        mallopt(_M_TRIM_THRESHOLD, 256 << 20)
+        mallopt(_M_MMAP_THRESHOLD, mapping_bytes)
+        mallopt(_M_TRIM_THRESHOLD, trim_bytes)
 
 
 def _read_int(path: Path) -> int | None:
