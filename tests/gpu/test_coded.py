@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from services.engine.kernels.gpu.coded_linear import coded_product, rows_for
+from services.engine.kernels.gpu.coded_linear import CodedProduct, coded_product, rows_for
 from services.engine.kernels.gpu.coded_product import FEW
 from services.engine.kernels.gpu.packed_codes import CodeStack, pack
 from services.engine.kernels.gpu.rows import quantize_rows
 from services.engine.quantization.codes import Code, CodedMatrix, Inputs
 from tests.engine.kernels.coded_matrices import KINDS, Kind, coded
 from tests.gpu.checks import coded as checks
+from tests.gpu.checks.buffers import within
 from tests.gpu.checks.source import Source
 
 
@@ -154,6 +155,25 @@ def test_inputs_in_another_order_and_a_last_group_that_is_not_whole(device: torc
     product = coded_product((matrix,), None)
     assert product is not None
     x = source.normal(3, 200, dtype=torch.float32)
+
+    torch.testing.assert_close(product(x), x @ matrix.numbers(torch.float32).T, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("num_rows", [1, FEW + 1])
+@pytest.mark.parametrize(("group", "depth"), [(48, 144), (96, 288)])
+def test_padding_of_the_depth_beyond_the_last_group_has_scales(
+    device: torch.device, group: int, depth: int, num_rows: int
+) -> None:
+    """A block has codes of the last group and, in its upper halves, padding of one that is not in the matrix. Memory
+    behind the scales is NaN.
+    """
+    source = Source(device, 1)
+    matrix = replace(checks.random_matrix(source, Code.UINT4, 40, depth, group), order=None)
+    packed = pack(matrix, centres=False)
+    assert packed is not None
+    assert packed.offsets is not None
+    product = CodedProduct([replace(packed, scales=within(packed.scales), offsets=within(packed.offsets))], None)
+    x = source.normal(num_rows, depth, dtype=torch.float32)
 
     torch.testing.assert_close(product(x), x @ matrix.numbers(torch.float32).T, atol=1e-4, rtol=1e-4)
 
