@@ -2,7 +2,8 @@
 
 from services.engine.models.quantized.patterns import excluded_modules
 from services.engine.models.settings import ConfigSettings
-from services.engine.quantization.schemes import AwqLayer, Scheme
+from services.engine.quantization.int_layers import AwqLayer
+from services.engine.quantization.schemes import Scheme
 
 METHOD = "awq"
 # They name kernels of other programs, or how AutoAWQ found the numbers.

@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from services.engine.models.quantized.matrices import ReadPart
+from services.engine.quantization.float_layers import Float8Layer
+from services.engine.quantization.int_layers import CompressedInts, GptqLayer
 from services.engine.quantization.packed_ints import unpacked
-from services.engine.quantization.schemes import CompressedInts, Float8Layer, GptqLayer, LayerScheme, Part, Per
+from services.engine.quantization.schemes import LayerScheme, Part, Per
 from services.protocol.model_files.base import ModelError
 
 # The dtype and shape of a layer's tensor, by the end of its name; None: it is not there.

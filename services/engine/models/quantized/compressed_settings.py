@@ -8,7 +8,9 @@ import re
 from services.engine.models.quantized.fp8_settings import read_block
 from services.engine.models.quantized.patterns import checked
 from services.engine.models.settings import ConfigSettings
-from services.engine.quantization.schemes import CompressedInts, Float8Layer, LayerScheme, Per, Scheme
+from services.engine.quantization.float_layers import Float8Layer
+from services.engine.quantization.int_layers import CompressedInts
+from services.engine.quantization.schemes import LayerScheme, Per, Scheme
 
 METHOD = "compressed-tensors"
 _PACKED, _INTS = "pack-quantized", "int-quantized"

@@ -5,7 +5,8 @@ Nothing here needs torch.
 
 from services.engine.models.quantized.patterns import excluded_modules
 from services.engine.models.settings import ConfigSettings
-from services.engine.quantization.schemes import Float8Layer, Per, Scheme
+from services.engine.quantization.float_layers import Float8Layer
+from services.engine.quantization.schemes import Per, Scheme
 
 METHOD = "fp8"
 # They ask a program to unpack the weights, or name its kernels.
@@ -16,7 +17,7 @@ def read_fp8(raw: ConfigSettings) -> Scheme:
     """Returns the ways of storing. Raises ModelError.
 
     The scales are there for each weight: one, one for each row, or one for each block. Activations are e4m3 as well.
-    Static scales of activations are checked and not used: see `input_parts`.
+    Static scales of activations are checked and not used: see `int_layers.input_parts`.
     """
     raw.disregard(*_OF_OTHERS)
     raw.require("fmt", "e4m3")

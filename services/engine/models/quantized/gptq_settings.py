@@ -7,7 +7,8 @@ import re
 from services.engine.models.quantized.awq_settings import read_group
 from services.engine.models.quantized.patterns import excluded_modules
 from services.engine.models.settings import ConfigSettings
-from services.engine.quantization.schemes import GptqLayer, Scheme
+from services.engine.quantization.int_layers import GptqLayer
+from services.engine.quantization.schemes import Scheme
 
 METHOD = "gptq"
 _FORMATS = {"gptq": 1, "gptq_v2": 0}  # and what is added to stored zero points

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from services.engine.quantization.codes import Code, CodedMatrix, Inputs
+from services.engine.quantization.float_layers import Float8Layer
+from services.engine.quantization.int_layers import AwqLayer, CompressedInts, GptqLayer
 from services.engine.quantization.packed_ints import (
     as_codes,
     offsets_of,
@@ -14,7 +16,7 @@ from services.engine.quantization.packed_ints import (
     unpacked_by_turns,
     with_group_of_each,
 )
-from services.engine.quantization.schemes import AwqLayer, CompressedInts, Float8Layer, GptqLayer, LayerScheme, Per
+from services.engine.quantization.schemes import LayerScheme, Per
 
 # Reads tensor[rows, columns] of a layer, by the end of its name; None: all of them. Of one that is not there it returns
 # None.

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from services.engine.models.quantized.matrices import ReadPart
 from services.engine.quantization.codes import Code, CodedMatrix
-from services.engine.quantization.schemes import MX_BLOCK
+from services.engine.quantization.float_layers import MX_BLOCK
 from services.protocol.model_files.base import ModelError
 
 _MANTISSA_BITS = 7  # of bfloat16

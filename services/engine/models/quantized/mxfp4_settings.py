@@ -2,7 +2,8 @@
 
 from services.engine.models.quantized.patterns import excluded_modules
 from services.engine.models.settings import ConfigSettings
-from services.engine.quantization.schemes import Mxfp4Experts, Scheme
+from services.engine.quantization.float_layers import Mxfp4Experts
+from services.engine.quantization.schemes import Scheme
 
 METHOD = "mxfp4"
 

@@ -17,7 +17,8 @@ from services.engine.models.quantized.mxfp4_blocks import (
 )
 from services.engine.models.weight_files import FLOATING
 from services.engine.quantization.codes import CodedMatrix
-from services.engine.quantization.schemes import MX_BLOCK, LayerScheme, Mxfp4Experts, Scheme
+from services.engine.quantization.float_layers import MX_BLOCK, Mxfp4Experts
+from services.engine.quantization.schemes import LayerScheme, Scheme
 from services.protocol.model_files.base import ModelError
 
 _WEIGHT = ".weight"
