@@ -7,7 +7,7 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from services.engine.models.tensor_source import TensorSource, index_of
+from services.engine.models.tensor_source import TensorSource, WrappedTensors, index_of
 from services.engine.quantization.codes import Code, CodedMatrix, Inputs
 from services.protocol.model_files.base import ModelError
 
@@ -33,33 +33,18 @@ def rounded(numbers: Tensor, code: Code, group: int, inputs: Inputs = Inputs.AS_
     return CodedMatrix(code, order[nearest].to(torch.uint8).flatten(1), scales, offsets, group, None, inputs)
 
 
-class CodedTensors:
+class CodedTensors(WrappedTensors):
     """A `TensorSource` that rounds another's layers. ways: code, group and inputs by the ends of layers' names."""
 
-    lends = False
-
     def __init__(self, source: TensorSource, ways: Mapping[str, tuple[Code, int, Inputs]]) -> None:
-        self._source = source
+        super().__init__(source)
         self._ways = ways
         self._matrix = cache(self._rounded)
-
-    @property
-    def names(self) -> frozenset[str]:
-        return self._source.names
-
-    def home(self, name: str) -> str:
-        return self._source.home(name)
-
-    def dtype(self, name: str) -> torch.dtype:
-        return self._source.dtype(name)
-
-    def check(self, name: str, shape: tuple[int, ...]) -> None:
-        self._source.check(name, shape)
 
     def read(self, name: str, dtype: torch.dtype, rows: slice | None = None, columns: slice | None = None) -> Tensor:
         matrix = self._matrix(name)
         if matrix is None:
-            return self._source.read(name, dtype, rows, columns).clone()
+            return super().read(name, dtype, rows, columns)
         return matrix.numbers(dtype)[index_of(rows, columns)]
 
     def coded(self, name: str, rows: slice | None = None, columns: slice | None = None) -> CodedMatrix | None:

@@ -1,4 +1,6 @@
-"""The seam between a model and the source of its tensors: a checkpoint's files, or a substitute for them."""
+"""The seam between a model and the source of its tensors: a checkpoint's files, a substitute for them, or what changes
+what another source has.
+"""
 
 from typing import Protocol
 
@@ -41,6 +43,43 @@ class TensorSource(Protocol):
         Its numbers are those that `read` returns. Of a tensor of all experts, [experts, in, out], rows name one expert
         and columns are of its inputs; the matrix is [out, in]. It shares no memory with the source. Raises ModelError.
         """
+
+
+class WrappedTensors:
+    """A `TensorSource` that shows what another has. What differs is a method of a class made of this one."""
+
+    def __init__(self, source: TensorSource) -> None:
+        self._source = source
+
+    @property
+    def names(self) -> frozenset[str]:
+        """See `TensorSource.names`."""
+        return self._source.names
+
+    @property
+    def lends(self) -> bool:
+        """See `TensorSource.lends`."""
+        return self._source.lends
+
+    def home(self, name: str) -> str:
+        """See `TensorSource.home`."""
+        return self._source.home(name)
+
+    def dtype(self, name: str) -> torch.dtype:
+        """See `TensorSource.dtype`."""
+        return self._source.dtype(name)
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """See `TensorSource.check`."""
+        self._source.check(name, shape)
+
+    def read(self, name: str, dtype: torch.dtype, rows: slice | None = None, columns: slice | None = None) -> Tensor:
+        """See `TensorSource.read`."""
+        return self._source.read(name, dtype, rows, columns)
+
+    def coded(self, name: str, rows: slice | None = None, columns: slice | None = None) -> CodedMatrix | None:
+        """See `TensorSource.coded`."""
+        return self._source.coded(name, rows, columns)
 
 
 def index_of(rows: slice | None, columns: slice | None) -> tuple[slice, ...]:

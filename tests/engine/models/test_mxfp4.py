@@ -20,7 +20,7 @@ from services.engine.models.experts import ExpertsMlp
 from services.engine.models.model_config import ModelConfig
 from services.engine.models.quantized.at_load import QuantizedAtLoad
 from services.engine.models.registry import load_weights, open_tensors
-from services.engine.models.tensor_source import TensorSource
+from services.engine.models.tensor_source import TensorSource, WrappedTensors
 from services.engine.models.weights import DecoderWeights
 from services.engine.quantization.codes import CodedMatrix
 from services.engine.quantization.kept import KeptForms
@@ -46,40 +46,23 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path / "quantized"
 
 
-class Watched:
+class Watched(WrappedTensors):
     """A `TensorSource` that tells which experts were read as numbers, and the most matrices of codes at one time."""
 
     def __init__(self, source: TensorSource) -> None:
-        self._source = source
+        super().__init__(source)
         self._codes: list[StorageWeakRef] = []
         self.as_numbers: set[str] = set()
         self.most = 0
         self.num_coded = 0
 
-    @property
-    def names(self) -> frozenset[str]:
-        return self._source.names
-
-    @property
-    def lends(self) -> bool:
-        return self._source.lends
-
-    def home(self, name: str) -> str:
-        return self._source.home(name)
-
-    def dtype(self, name: str) -> torch.dtype:
-        return self._source.dtype(name)
-
-    def check(self, name: str, shape: tuple[int, ...]) -> None:
-        self._source.check(name, shape)
-
     def read(self, name: str, dtype: torch.dtype, rows: slice | None = None, columns: slice | None = None) -> Tensor:
         if name.endswith(OF_EXPERTS):
             self.as_numbers.add(name)
-        return self._source.read(name, dtype, rows, columns)
+        return super().read(name, dtype, rows, columns)
 
     def coded(self, name: str, rows: slice | None = None, columns: slice | None = None) -> CodedMatrix | None:
-        matrix = self._source.coded(name, rows, columns)
+        matrix = super().coded(name, rows, columns)
         if matrix is not None and name.endswith(OF_EXPERTS):
             alive = [one for one in self._codes if not one.expired()]
             self._codes = [*alive, StorageWeakRef(matrix.codes.untyped_storage())]

@@ -7,43 +7,21 @@ import torch
 from torch import Tensor
 
 from services.engine.models.linear_names import is_linear, is_of_all_experts
-from services.engine.models.tensor_source import TensorSource
+from services.engine.models.tensor_source import TensorSource, WrappedTensors
 from services.engine.quantization.codes import CodedMatrix
 
 Quantize = Callable[[Tensor], CodedMatrix]
 
 
-class QuantizedAtLoad:
+class QuantizedAtLoad(WrappedTensors):
     """A `TensorSource` that shows what another has, with the numbers that are left after quantization.
 
     Matrices that are stored as codes stay as they are.
     """
 
     def __init__(self, source: TensorSource, quantize: Quantize) -> None:
-        self._source = source
+        super().__init__(source)
         self._quantize = quantize
-
-    @property
-    def names(self) -> frozenset[str]:
-        """See `TensorSource.names`."""
-        return self._source.names
-
-    @property
-    def lends(self) -> bool:
-        """See `TensorSource.lends`."""
-        return self._source.lends
-
-    def home(self, name: str) -> str:
-        """See `TensorSource.home`."""
-        return self._source.home(name)
-
-    def dtype(self, name: str) -> torch.dtype:
-        """See `TensorSource.dtype`."""
-        return self._source.dtype(name)
-
-    def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """See `TensorSource.check`."""
-        self._source.check(name, shape)
 
     def read(self, name: str, dtype: torch.dtype, rows: slice | None = None, columns: slice | None = None) -> Tensor:
         """See `TensorSource.read`. Whole rows are read of a matrix that is quantized, since a scale is theirs."""
