@@ -117,6 +117,15 @@ _PARTS = {
             ("float32", 0, "1: beside float32, and not bfloat16"),
         ),
     ),
+    "ranks": _Part(
+        "steps of a model on several ranks, in turns with one process that has as many threads",
+        (
+            ("model", None, "the checkpoint, instead of the demo model"),
+            ("ranks", 2, "ranks"),
+            ("context", 120, "tokens of each sequence that decodes"),
+            ("rounds", 5, "rounds, of which the median counts"),
+        ),
+    ),
     "scheduler": _Part(
         "a decode step without the model: schedule, blocks, stop checks, frames",
         (("steps", 400, "steps of each batch"),),

@@ -25,6 +25,8 @@ def check_engine(config: EngineConfig) -> None:
         raise Refusal(str(error)) from error
     if config.device is DeviceKind.CPU and config.gpu_options:
         raise Refusal(f"{config.gpu_options[0]} is for GPUs alone: the device is the CPU")
+    if config.device is DeviceKind.CUDA and config.tensor_parallel_size > 1:
+        raise Refusal("--tensor-parallel-size is for the CPU so far: the device is a GPU")
     if config.device is DeviceKind.CUDA and config.kernels is not Kernels.AUTO:
         raise Refusal(f"--kernels {config.kernels} is for the CPU alone: the device is a GPU")
     if config.device is DeviceKind.CUDA and config.kv_cache_dtype is KvCacheDtype.INT8:

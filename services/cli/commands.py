@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -88,7 +89,9 @@ def _facts(values: Values) -> Values:
     num_decode = values["num_decode"] if checks.generates(values["model"]) else 0
     if not num_prefill + num_decode:
         raise Refusal("--prefill 0: this model makes embeddings alone, which prefill workers do")
-    facts = checks.check_model(engine, num_prefill + num_decode)
+    sizes = [values.get(name) or engine.tensor_parallel_size for name in ("prefill_tp", "decode_tp")]
+    for size in sizes:
+        facts = checks.check_model(replace(engine, tensor_parallel_size=size), num_prefill + num_decode)
     sys.stderr.write(f"baton: {checks.summarize_model(engine)}\n")
     has_template = facts.has_chat_template or values.get("chat_template") is not None
     own = {} if facts.generates else {"generates": False, "num_decode": 0}

@@ -6,7 +6,7 @@ know says what to type instead. docs/reference.md has the same table; a test hol
 
 from dataclasses import dataclass
 
-_TENSOR_PARALLEL = "not there yet: tensor parallelism; a worker has one GPU"
+_RANKS = "--tensor-parallel-size"
 _MORE_WORKERS = "more workers: `baton up --prefill N --decode N`, or further `baton prefill` and `baton decode`"
 _ALWAYS = "needless: always on"
 _OWN_TOKENIZER = "needless: the tokenizer is the model's own"
@@ -80,10 +80,10 @@ OPTIONS: tuple[Foreign, ...] = (
     _foreign("-fa --flash-attn --jinja", "llama.cpp", _ALWAYS),
     _foreign("--seed", "vLLM", "the field `seed` of a request"),
     _foreign("--random-seed", "SGLang", "the field `seed` of a request"),
-    _foreign("-tp --tensor-parallel-size", "vLLM", _TENSOR_PARALLEL),
-    _foreign("--tp --tp-size", "SGLang, TensorRT-LLM", _TENSOR_PARALLEL),
-    _foreign("--num-shard --sharded", "TGI", _TENSOR_PARALLEL),
-    _foreign("-sm --split-mode -ts --tensor-split", "llama.cpp", _TENSOR_PARALLEL),
+    _foreign("-tp", "vLLM", _RANKS),
+    _foreign("--tp --tp-size", "SGLang, TensorRT-LLM", _RANKS),
+    _foreign("--num-shard --sharded", "TGI", _RANKS),
+    _foreign("-sm --split-mode -ts --tensor-split", "llama.cpp", _RANKS),
     _foreign("-pp --pipeline-parallel-size", "vLLM", "not there yet: pipeline parallelism"),
     _foreign("--pp --pp-size", "SGLang, TensorRT-LLM", "not there yet: pipeline parallelism"),
     _foreign("-dp --data-parallel-size", "vLLM", _MORE_WORKERS),

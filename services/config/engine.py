@@ -100,6 +100,16 @@ class EngineConfig:
             help="CPU threads of each worker. Default: all cores, shared by those that step.",
         ),
     ] = None
+    tensor_parallel_size: Annotated[
+        int,
+        Option(
+            panel=_ENGINE,
+            min=1,
+            metavar="N",
+            help="Processes (ranks) that each worker consists of, on the CPU: each has a part of the attention heads, "
+            "of the MLPs and of the vocabulary, and of the worker's cores.",
+        ),
+    ] = 1
     kernels: Annotated[
         Kernels,
         Option(

@@ -90,7 +90,12 @@ def with_certificates(config: UpConfig, directory: Path) -> UpConfig:
 
 def worker_config(config: UpConfig, place: Place, port: int) -> WorkerConfig:
     """The configuration of one worker of the stack."""
-    engine = replace(config.workers.engine, worker_index=place.index, num_workers=num_workers(config))
+    engine = replace(
+        config.workers.engine,
+        worker_index=place.index,
+        num_workers=num_workers(config),
+        tensor_parallel_size=config.tensor_parallel_size(place.role),
+    )
     process = _process(config, CertificateRole(place.role))
     workers = replace(config.workers, engine=engine)
     return WorkerConfig(role=place.role, host=_WORKER_HOST, port=port, workers=workers, process=process)

@@ -512,6 +512,12 @@ class UpConfig:
     ] = False
     num_prefill: Annotated[int, Option(panel=_PROCESSES, flag="--prefill", min=0, help="Prefill workers.")] = 1
     num_decode: Annotated[int, Option(flag="--decode", min=1, help="Decode workers.")] = 1
+    prefill_tp: Annotated[
+        int | None, Option(min=1, metavar="N", help="Ranks of each prefill worker, where not --tensor-parallel-size.")
+    ] = None
+    decode_tp: Annotated[
+        int | None, Option(min=1, metavar="N", help="Ranks of each decode worker, where not --tensor-parallel-size.")
+    ] = None
     start_timeout_s: Annotated[
         float,
         Option(
@@ -525,6 +531,11 @@ class UpConfig:
     workers: WorkerSettings  # of every worker
     # Without a Redis URL `baton up` starts a server of its own, where the wheel with one is installed.
     process: ProcessSettings = field(default_factory=ProcessSettings)  # of every process
+
+    def tensor_parallel_size(self, role: WorkerRole) -> int:
+        """Returns how many ranks each worker of this role has."""
+        own = self.prefill_tp if role is WorkerRole.PREFILL else self.decode_tp
+        return self.workers.engine.tensor_parallel_size if own is None else own
 
 
 _MODEL_METAVAR = "DIR|FILE.gguf|ID"

@@ -17,6 +17,7 @@ from queue import Empty, SimpleQueue
 
 import structlog
 
+from services.engine.kernels.ranks import RankLostError
 from services.engine.self_check import SelfCheckError
 from services.worker.core.core import WorkerCore
 from services.worker.core.state import CoreOutputs
@@ -92,7 +93,7 @@ class EngineThread:
                 self.num_rounds += 1
                 self.longest_round_s = max(self.longest_round_s, self._clock() - began)
             self._send_held()
-        except SelfCheckError as error:
+        except (SelfCheckError, RankLostError) as error:
             self._send_held()
             self._on_fatal(str(error))
         except Exception:

@@ -67,7 +67,7 @@ def _certificate(config: WorkerConfig) -> CertificateFiles | None:
 def _load(config: WorkerConfig, scheduler: Scheduler, gc_watch: GcWatch, tls: CertificateFiles | None) -> WorkerParts:
     engine = config.workers.engine
     with LoadingDisplay() as display:
-        loaded = load_runner(engine, display)
+        loaded = load_runner(engine, display, config.process.log_format)
     if config.role is WorkerRole.DECODE and not loaded.runner.generates:
         raise ModelError("this model generates nothing: it has prefill workers, and no decode workers")
     for notice in loaded.notices:
@@ -92,6 +92,7 @@ def _load(config: WorkerConfig, scheduler: Scheduler, gc_watch: GcWatch, tls: Ce
         pipeline_depth=loaded.pipeline_depth,
         guidance=_guidance(open_model(engine.model), loaded),
         decode_pause_s=no_pause if loaded.cores is None else loaded.cores.decode_pause_s,
+        when_lost=loaded.when_lost,
         drain_timeout_s=config.process.drain_timeout_s,
         tls=tls,
         health_address=None if config.health_port is None else host_port(config.host, config.health_port),

@@ -91,6 +91,8 @@ class WorkerParts:
     pipeline_depth: int = 0  # see Engine
     guidance: Guidance | None = None  # of answers that match grammars; None: it takes no requests for them
     decode_pause_s: Callable[[], float] = no_pause  # see EngineThread
+    # Has the loss of one of the runner's processes told, in words; None: it is in this process.
+    when_lost: Callable[[Callable[[str], None]], None] | None = None
     drain_timeout_s: float = 30.0  # the time of a whole drain
     tls: CertificateFiles | None = None  # of this worker; None: it speaks plain text
     health_address: str | None = None  # host:port for health alone, as plain text; None: no such port
@@ -153,6 +155,8 @@ class Worker:
         self._kv = KvStreams(self.engine, self._transfer, identity, self._channels)
         self._gateways = GatewayServicer(self.engine, self._hello(tuple(offers)), self._kv.ensure, self._asked_to_drain)
         self.engine.start()
+        if self._parts.when_lost is not None:
+            self._parts.when_lost(self._on_fatal)
         self._watching = asyncio.create_task(supervised("the watch on the engine", self._watch.run))
         self._providing = asyncio.create_task(supervised("pages ahead", self._pages.run))
         port = await self._open(address)

@@ -66,6 +66,7 @@ ENGINE: dict[str, tuple[str, Any]] = {
     "--block-size=32": ("block_size", 32),
     "--kv-memory=3MiB": ("kv_memory_bytes", 3 << 20),
     "--num-threads=2": ("num_threads", 2),
+    "--tensor-parallel-size=2": ("tensor_parallel_size", 2),
     "--kernels=torch": ("kernels", Kernels.TORCH),
     "--share-weights=off": ("share_weights", ShareWeights.OFF),
     "--quantization=int4": ("quantization", Quantization.INT4),
@@ -209,6 +210,8 @@ def test_every_flag_of_up_reaches_its_field(model: Path, configs: list[Any]) -> 
         "--prefill=0",
         "--decode=2",
         "--start-timeout=60",
+        "--prefill-tp=4",
+        "--decode-tp=1",
         "--transport=grpc",
         *SERVING,
         *ENGINE,
@@ -220,6 +223,8 @@ def test_every_flag_of_up_reaches_its_field(model: Path, configs: list[Any]) -> 
             num_prefill=0,
             num_decode=2,
             start_timeout_s=60.0,
+            prefill_tp=4,
+            decode_tp=1,
             max_positions=8192,
             workers=WorkerSettings(
                 engine=EngineConfig(model=model, **dict(ENGINE.values())), transport=TransportName.GRPC
@@ -260,7 +265,7 @@ def test_up_makes_certificates_where_it_is_told_to(model: Path, configs: list[An
 def test_these_are_all_flags() -> None:
     tried = {flag.partition("=")[0] for flag in (*ENGINE, *GPU, *SERVING, *PROCESS)}
     tried |= {"--model", "--transport", "--prefill", "--decode", "--max-waiting", "--workers"}
-    tried |= {"--tls", "--advertise-host", "--health-port", "--keys", "--start-timeout"}
+    tried |= {"--tls", "--advertise-host", "--health-port", "--keys", "--start-timeout", "--prefill-tp", "--decode-tp"}
     assert {field.flag for field in (*UP, *ALONE)} - tried == {"--revision"}  # for the hub: tests/test_hub.py
 
 

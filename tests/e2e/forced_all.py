@@ -1,8 +1,9 @@
 """Runs odd shapes of all families with every request handed off, one after the other, and prints a table.
 
-    python -m tests.e2e.forced_all [NAME ...] [--transport nixl] 2> LOG
+    python -m tests.e2e.forced_all [NAME ...] [--transport nixl] [--ranks 2:1] 2> LOG
 
-A name is that of a shape or a family; none: all of them. What the stacks' processes print goes to standard error.
+A name is that of a shape or a family; none: all of them. Ranks are those of each prefill and of each decode worker.
+What the stacks' processes print goes to standard error.
 """
 
 import argparse
@@ -11,14 +12,15 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TextIO
 
 from tests.e2e.forced_checks import CHECKS
 from tests.e2e.forced_shapes import SHAPES, names_of
-from tests.e2e.forced_stack import TRANSPORTS, ForcedStack, forced_stack
+from tests.e2e.forced_stack import TRANSPORTS, ForcedStack, Ranks, forced_stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,23 +63,31 @@ def _tell(table: TextIO, cells: Iterable[str]) -> None:
     print(f"| {' | '.join(cells)} |", file=table, flush=True)
 
 
-def _run_all(names: Iterable[str], transports: Iterable[str], table: TextIO) -> list[str]:
-    """Writes a row for each shape and transport. Returns the problems, in words."""
+def _run_all(names: Iterable[str], ways: Sequence[tuple[str, Ranks]], table: TextIO) -> list[str]:
+    """Writes a row for each shape and way: a transport, and numbers of ranks. Returns the problems, in words."""
     problems: list[str] = []
     for name in names:
-        for transport in transports:
+        for transport, ranks in ways:
             with tempfile.TemporaryDirectory() as directory:
                 try:
-                    with forced_stack(name, transport, Path(directory)) as forced:
+                    with forced_stack(name, transport, Path(directory), ranks=ranks) as forced:
                         results = run_checks(forced)
                 except Exception:  # a stack that does not start
                     results = {"start": Result(0.0, traceback.format_exc())}
             cells = [f"{each.took_s:.1f} s" if not each.problem else "FAILED" for each in results.values()]
-            _tell(table, [SHAPES[name][0], name, transport, *cells])
+            sides = ":".join(map(str, ranks))
+            _tell(table, [SHAPES[name][0], name, transport, sides, *cells])
             problems += [
-                f"{name}, {transport}, {check}:\n{each.problem}" for check, each in results.items() if each.problem
+                f"{name}, {transport}, {sides}, {check}:\n{each.problem}"
+                for check, each in results.items()
+                if each.problem
             ]
     return problems
+
+
+def _ranks(text: str) -> Ranks:
+    prefill, decode = text.split(":")
+    return int(prefill), int(decode)
 
 
 def main() -> int:
@@ -85,11 +95,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="odd shapes of all families, with every request handed off")
     parser.add_argument("names", nargs="*", metavar="NAME", help="a shape or a family; none: all")
     parser.add_argument("--transport", choices=TRANSPORTS, action="append", help="may come twice; none: all")
+    parser.add_argument("--ranks", type=_ranks, action="append", metavar="P:D", help="may come more than once")
     arguments = parser.parse_args()
     with os.fdopen(os.dup(1), "w") as table:
         os.dup2(2, 1)  # the processes that follow inherit it
-        _tell(table, ["family", "shape", "transport", *CHECKS])
-        problems = _run_all(_chosen(arguments.names), arguments.transport or TRANSPORTS, table)
+        _tell(table, ["family", "shape", "transport", "ranks", *CHECKS])
+        ways = list(product(arguments.transport or TRANSPORTS, arguments.ranks or [(1, 1)]))
+        problems = _run_all(_chosen(arguments.names), ways, table)
         print("\n".join(problems), file=table)
     return 1 if problems else 0
 

@@ -19,6 +19,7 @@ from tests.e2e.stack import Gateway, Stack, worker_ports
 from tests.redis_server import running_redis
 
 TRANSPORTS = ("nixl", "grpc")
+Ranks = tuple[int, int]
 BLOCK, CHUNK = 16, 37  # tokens; of a block, and of the longest step
 NUM_BLOCKS = 24  # of each worker
 
@@ -68,9 +69,10 @@ def forced_stack(
     directory: Path,
     prepare: Callable[[], None] | None = None,
     prepare_gateway: Callable[[], None] | None = None,
+    ranks: Ranks = (1, 1),
 ) -> Iterator[ForcedStack]:
     """The stack of a shape, which ends with the context. directory: an empty one. prepare, prepare_gateway: see
-    `Stack`.
+    `Stack`. ranks: of each prefill worker, and of each decode worker.
     """
     family, shape = SHAPES[name]
     model = write_model(directory / "model", family, **shape)
@@ -87,6 +89,10 @@ def forced_stack(
             kv_memory=kv_memory,
             prepare=prepare,
             prepare_gateway=prepare_gateway,
+            role_options={
+                role: ["--tensor-parallel-size", str(number)]
+                for role, number in zip(("prefill", "decode"), ranks, strict=True)
+            },
         )
         with stack.running():
             yield ForcedStack(name, transport, stack, config, layout)

@@ -144,6 +144,7 @@ class Stack:
     redis_url: str | None
     kv_memory: str = "16MiB"  # empty: the model keeps no KV
     listen_on: str = "127.0.0.1"  # of the workers; elsewhere, something at 127.0.0.1 leads there
+    role_options: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of "prefill" or "decode" workers alone
     environment: Mapping[str, str] = field(default_factory=dict)  # of the workers, beside that of this process
     mtls: Path | None = None  # has the certificates of each role, in a directory of its name
     prepare: Callable[[], None] | None = None  # called in each worker before it begins
@@ -160,7 +161,7 @@ class Stack:
         arguments += ["--redis-url", self.redis_url, "--advertise-host", "127.0.0.1"] if self.redis_url else []
         arguments += [] if self.mtls is None else ["--mtls", str(self.mtls / arguments[0])]
         arguments += ["--kv-memory", self.kv_memory] if self.kv_memory else []
-        arguments += ["--device", "cpu", *self.options, *options]
+        arguments += ["--device", "cpu", *self.options, *self.role_options.get(arguments[0], ()), *options]
         self.workers[name] = BatonProcess(arguments, os.environ | self.environment, prepare or self.prepare)
 
     def heal(self) -> None:

@@ -19,7 +19,7 @@ def test_every_row_has_a_test():
         for path in TESTS.rglob("test_*.py")
         for number in re.findall(r"^@row\((\d+)\)$", path.read_text(), flags=re.MULTILINE)
     }
-    assert sorted(ROWS) == [*range(1, 51), *range(61, 70)], "51 to 60 are of features that are not here yet"
+    assert sorted(ROWS) == [*range(1, 51), 55, *range(61, 70)], "others are of features that are not here yet"
     assert marked == set(ROWS)
 
 

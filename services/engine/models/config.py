@@ -8,7 +8,7 @@ from services.engine.attention.latent import Latent
 from services.engine.models.experts_config import (
     Experts,
 )
-from services.engine.models.model_config import ModelConfig
+from services.engine.models.model_config import ModelConfig, Shard
 from services.engine.models.rope_config import Rope
 from services.protocol.model_files.base import ModelError
 
@@ -49,7 +49,9 @@ class DecoderConfig(ModelConfig):
         if self.wide_qk_norm and size > 1:
             raise ModelError(f"{size} ranks cannot share heads that have one norm of Q and K for all of them")
         own = ModelConfig.shard(self, rank, size)
-        return own if self.experts is None else replace(own, experts=self.experts.shard(size))
+        if self.experts is None:
+            return own
+        return replace(own, experts=self.experts.shard(size, Shard(rank, size, self).part))
 
     @property
     def rotary_dim(self) -> int:

@@ -4,6 +4,7 @@ Each function that reads config.json takes its settings and the number of layers
 needs torch.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from services.engine.kernels.routing_numbers import RoutingNumbers, Scores
@@ -63,14 +64,17 @@ class Experts:
         """Returns limit and alpha of `clamped_swiglu`; None: experts compute SiLU(gate) * up."""
         return None if self.swiglu_limit is None else (self.swiglu_limit, self.swiglu_alpha)
 
-    def shard(self, size: int) -> "Experts":
+    def shard(self, size: int, part: Callable[[int], range]) -> "Experts":
         """Returns the experts as one of `size` ranks has them: all of them, with a part of their columns. Raises
         ModelError.
+
+        part: returns the rank's places of so many columns.
         """
         for number in (self.intermediate_size, self.shared_size):
-            if number % size:
-                raise ModelError(f"{size} ranks cannot share {number} columns of an expert evenly")
-        return replace(self, intermediate_size=self.intermediate_size // size, shared_size=self.shared_size // size)
+            if 0 < number < size:
+                raise ModelError(f"{size} ranks cannot share {number} columns of an expert")
+        own, shared = len(part(self.intermediate_size)), len(part(self.shared_size))
+        return replace(self, intermediate_size=own, shared_size=shared)
 
 
 def mixtral_experts(raw: ConfigSettings, num_layers: int) -> Experts:

@@ -13,6 +13,7 @@ from services.engine.quantization.schemes import Scheme
 from services.protocol.model_files.base import ModelError
 
 DTYPES = ("float32", "bfloat16", "float16")
+_UNITS = (128, 64, 32, 16, 8, 4, 2, 1)  # of columns that a rank has
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +26,22 @@ class Shard:
 
     @property
     def heads(self) -> range:
-        """Returns the query heads."""
-        return _nth_part(self.rank, self.size, self.whole.num_heads)
+        """Returns the query heads: all of the rank's KV heads, or some of its one KV head that other ranks have too."""
+        kv_heads, group = self.kv_heads, self.whole.num_heads // self.whole.num_kv_heads
+        if self.size <= self.whole.num_kv_heads:
+            return range(kv_heads.start * group, kv_heads.stop * group)
+        first, stop = (-(-head * self.size // self.whole.num_kv_heads) for head in (kv_heads.start, kv_heads.stop))
+        own = part_of(self.rank - first, stop - first, group)
+        return range(kv_heads.start * group + own.start, kv_heads.start * group + own.stop)
 
     @property
     def kv_heads(self) -> range:
-        """Returns the KV heads of these query heads. Where there are fewer than ranks, several ranks have the same
-        one.
-        """
+        """Returns the KV heads. Where there are fewer than ranks, each rank has one, and several have the same."""
         num_kv_heads = self.whole.num_kv_heads
-        parts = min(self.size, num_kv_heads)
-        return _nth_part(self.rank * parts // self.size, parts, num_kv_heads)
+        if self.size <= num_kv_heads:
+            return part_of(self.rank, self.size, num_kv_heads)
+        own = self.rank * num_kv_heads // self.size
+        return range(own, own + 1)
 
     @property
     def intermediate(self) -> range:
@@ -48,8 +54,14 @@ class Shard:
         return part_of(self.rank, self.size, self.whole.vocab_size)
 
     def part(self, length: int) -> range:
-        """Returns the rank's places of so many, which the ranks share evenly."""
-        return _nth_part(self.rank, self.size, length)
+        """Returns the rank's places of so many, of which all ranks have about the same number.
+
+        They begin at a multiple of 128 where each rank has eight times as many or more, so that groups of weights in
+        codes are not cut; else at one of a smaller power of two.
+        """
+        unit = next(unit for unit in _UNITS if length % unit == 0 and (length >= 8 * unit * self.size or unit == 1))
+        own = part_of(self.rank, self.size, length // unit)
+        return range(own.start * unit, own.stop * unit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,10 +155,10 @@ class ModelConfig:
         return self if self.sharded is None else self.sharded.whole
 
     def shard(self, rank: int, size: int) -> Self:
-        """Returns the configuration of one of `size` ranks, which share the heads and the width of the MLP evenly.
+        """Returns the configuration of one of `size` ranks, which share the heads and the width of the MLP.
 
-        Each KV head is on several ranks if there are fewer than ranks. Raises ModelError for numbers that `size` does
-        not divide, and for models that do not generate.
+        Each KV head is on several ranks if there are fewer than ranks. Raises ModelError where a rank would have
+        nothing, and for models that do not generate.
         """
         assert self.sharded is None, "a rank's configuration is not sharded again"
         assert 0 <= rank < size, (rank, size)
@@ -155,12 +167,10 @@ class ModelConfig:
         if self.vocab_size < size:
             raise ModelError(f"{size} ranks cannot share a vocabulary of {self.vocab_size} tokens")
         for number, words in ((self.num_heads, "attention heads"), (self.intermediate_size, "columns of the MLP")):
-            if number % size:
-                raise ModelError(f"{size} ranks cannot share {number} {words} evenly")
-        if self.num_kv_heads % size and size % self.num_kv_heads:
-            raise ModelError(
-                f"{size} ranks cannot share {self.num_kv_heads} KV heads: neither number is a multiple of the other"
-            )
+            if 0 < number < size:
+                raise ModelError(f"{size} ranks cannot share {number} {words}")
+        if size > self.num_kv_heads and self.num_heads // self.num_kv_heads < -(-size // self.num_kv_heads):
+            raise ModelError(f"{size} ranks cannot share {self.num_heads} heads of {self.num_kv_heads} KV heads")
         shard = Shard(rank, size, self)
         return replace(
             self,
@@ -178,12 +188,6 @@ class ModelConfig:
         """
         defaults = {field.name: field.default for field in fields(self.whole)}
         return {name: number for name, number in asdict(self.whole).items() if number != defaults[name]}
-
-
-def _nth_part(index: int, parts: int, length: int) -> range:
-    """Returns one of so many equal parts of `range(length)`."""
-    each = length // parts
-    return range(index * each, (index + 1) * each)
 
 
 def layout_of(config: ModelConfig, block_size: int, dtype: str, *, token_scales: bool = False) -> KvLayout:

@@ -176,7 +176,7 @@ class StepTokens:
         return b"".join(array.tobytes() for array in (sizes, *arrays))
 
     @classmethod
-    def from_bytes(cls, packed: bytes) -> "StepTokens":
+    def from_bytes(cls, packed: bytes | bytearray) -> "StepTokens":
         """Returns the tokens of `to_bytes`. The arrays are views of the bytes."""
         num_tokens, num_rows, num_blocks, num_queries, num_types = np.frombuffer(packed, np.int64, 5).tolist()
         queries = np.frombuffer(packed, np.int64, num_queries, offset=40)

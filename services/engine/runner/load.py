@@ -1,33 +1,23 @@
 """Makes a runner from a model directory and limits: decides all that they leave open, and refuses what does not fit."""
 
 import atexit
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
-import structlog
 import torch
 
-from services.config import DeviceKind, LoadFormat
+from services.config import DeviceKind, LogFormat
 from services.config.engine import EngineConfig
-from services.engine.kernels.cpu.isa import known_isa
 from services.engine.kernels.cpu.openmp import loaded_openmp
-from services.engine.kernels.load import why_not_fused
-from services.engine.models.base import Weights
-from services.engine.models.registry import load_weights, weight_files
-from services.engine.quantization.kept import KeptForms
 from services.engine.runner.base import LoadedWeights, Runner
-from services.engine.runner.cpu.attention import StoredKv
 from services.engine.runner.cpu.cores import CoreShare
+from services.engine.runner.cpu.load import load_cpu, weight_bytes
 from services.engine.runner.cpu.place import Place
-from services.engine.runner.cpu.torch_runner import TorchRunner
-from services.engine.runner.kept_bytes import kept_bytes
-from services.engine.runner.load_plan import LoadPlan, dtype_name, plan_load
-from services.engine.runner.memory import check_fits, freed_at_once, kv_budget
-from services.engine.runner.progress import KERNELS, WEIGHTS, Progress, Untold
-from services.engine.runner.share_choice import why_not_shared
+from services.engine.runner.group.load_group import load_group
+from services.engine.runner.load_plan import plan_load
+from services.engine.runner.progress import Progress, Untold
 
-ReadWeights = tuple[Weights, tuple[str, ...]]  # and notices for a person
-log = structlog.get_logger()
+WhenLost = Callable[[Callable[[str], None]], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,23 +34,33 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     weights: LoadedWeights
     notices: tuple[str, ...]  # decisions that a person should hear of, one line each
+    when_lost: WhenLost | None = None  # see `GroupRunner.when_lost`; None: the model is in one process
 
 
-def load_runner(engine: EngineConfig, progress: Progress | None = None) -> LoadedModel:
+def load_runner(
+    engine: EngineConfig, progress: Progress | None = None, log_format: LogFormat = LogFormat.TEXT
+) -> LoadedModel:
     """Reads the model, chooses options that the configuration left open, and allocates the pool. Raises ModelError.
 
-    progress: hears how far this is. Sets the threads of this process's torch when the configuration names them. Of the
-    process's malloc, a load on a CPU sets what `freed_at_once` does.
+    progress: hears how far this is. log_format: of the processes of further ranks, which live as long as the thread
+    that calls this. Sets the threads of this process's torch when the configuration names them.
     """
     plan, progress = plan_load(engine), progress or Untold()
+    runner: Runner
+    when_lost: WhenLost | None = None
     cores = _cores(engine, plan.device)
-    if plan.device.type == "cpu":
-        runner, kernels, weights, notices = _load_cpu(plan, cores, progress)
+    if engine.tensor_parallel_size > 1:
+        group = load_group(plan, cores, progress, log_format)
+        runner, kernels, weights, notices = group.runner, group.kernels, group.weights, group.notices
+        when_lost = group.runner.when_lost
+    elif plan.device.type == "cpu":
+        loaded = load_cpu(plan, Place(cores), progress)
+        runner, kernels, weights, notices = loaded.runner, loaded.kernels, loaded.weights, loaded.notices
     else:
         from services.engine.runner.gpu.load import load_gpu  # Triton is installed only with torch for GPUs
 
         (runner, notices), kernels = load_gpu(plan, progress), DeviceKind.CUDA.value
-        weights = LoadedWeights(_weight_bytes(plan), "they are on a GPU")
+        weights = LoadedWeights(weight_bytes(plan), "they are on a GPU")
     num_blocks = runner.num_blocks // runner.layout.num_slices
     max_model_len = min(plan.wanted_len, num_blocks * engine.block_size)
     return LoadedModel(
@@ -74,77 +74,8 @@ def load_runner(engine: EngineConfig, progress: Progress | None = None) -> Loade
         eos_token_ids=plan.eos_token_ids,
         weights=weights,
         notices=(*plan.notices, *notices, *_length_notices(plan.wanted_len, max_model_len, num_blocks)),
+        when_lost=when_lost,
     )
-
-
-def _load_cpu(
-    plan: LoadPlan, cores: CoreShare | None, progress: Progress
-) -> tuple[Runner, str, LoadedWeights, tuple[str, ...]]:
-    """Returns the runner, the name of the kernels that compute its steps, facts on its weights, and notices for a
-    person.
-    """
-    engine, config, dtype = plan.engine, plan.config, dtype_name(plan.dtype)
-    not_fused = why_not_fused(dtype) if engine.kernels == "auto" else "the configuration says so"
-    (weights, kept), facts = _weights(plan, progress, not_fused)
-    progress.stage(KERNELS)
-    num_blocks = plan.num_blocks(kv_budget(engine.kv_memory_bytes)) if config.is_causal else plan.num_unkept_blocks
-    runner = TorchRunner(
-        config,
-        weights,
-        num_blocks,
-        engine.block_size,
-        kv=StoredKv(plan.layout, plan.kv_scales),
-        fused=not_fused is None,
-        place=Place(cores),
-    )
-    kernels = known_isa().name if not_fused is None else "torch"
-    return runner, kernels, facts, (*_kernel_notices(engine, dtype), *kept)
-
-
-def _weights(plan: LoadPlan, progress: Progress, not_fused: str | None) -> tuple[ReadWeights, LoadedWeights]:
-    """Maps the weights of another worker, or reads them. Raises ModelError."""
-    read = partial(_read_weights, plan, progress, fused=not_fused is None)
-    not_shared = why_not_shared(plan.engine, not_fused)
-    if not_shared is None:
-        from services.engine.runner.cpu.shared_weights import share_weights  # numba may not be there
-        from services.engine.runner.cpu.weight_holders import NotSharedError
-
-        try:
-            shared = share_weights(_name(plan), read, progress)
-            return shared.weights, LoadedWeights(shared.num_bytes, None)
-        except NotSharedError as error:
-            not_shared = str(error)
-            log.warning("weights are not shared with other workers", reason=not_shared)
-    # Outside of the clause: what the exception holds is freed, a part of the weights perhaps.
-    return read(), LoadedWeights(_weight_bytes(plan), not_shared)
-
-
-def _read_weights(plan: LoadPlan, progress: Progress, *, fused: bool) -> ReadWeights:
-    num_bytes, kept = _weight_bytes(plan), KeptForms()
-    check_fits(num_bytes, f"the model's weights in {dtype_name(plan.dtype)}")
-    progress.stage(WEIGHTS, num_bytes)
-    with freed_at_once(), plan.tensors() as tensors:
-        weights = load_weights(tensors, plan.config, plan.dtype, fused=fused, on_read=progress.advance, kept=kept)
-    if plan.rounds_weights:
-        kept.require(f"--quantization {plan.engine.quantization}")
-    return weights, kept.notices()
-
-
-def _name(plan: LoadPlan) -> str:
-    """Returns the name that weights have in common which are the same in memory."""
-    from services.engine.runner.cpu.shared_weights import name_of
-
-    files = []
-    if plan.engine.load_format != LoadFormat.DUMMY:
-        # The fingerprint is made of samples. A file that was changed in between is another one by its times.
-        stats = [file.path.stat() for file in weight_files(plan.engine.model)]
-        files = [(each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in stats]
-    return name_of(plan.fingerprint(), dtype_name(plan.dtype), plan.engine.quantization.value, files)
-
-
-def _weight_bytes(plan: LoadPlan) -> int:
-    """Returns the bytes of all weights as the model computes with them."""
-    return kept_bytes(plan.engine, plan.config, dtype_name(plan.dtype))
 
 
 def _cores(engine: EngineConfig, device: torch.device) -> CoreShare | None:
@@ -157,13 +88,6 @@ def _cores(engine: EngineConfig, device: torch.device) -> CoreShare | None:
     if engine.num_threads is not None:
         torch.set_num_threads(engine.num_threads)
     return None
-
-
-def _kernel_notices(engine: EngineConfig, dtype: str) -> tuple[str, ...]:
-    if engine.kernels != "auto" or dtype == "float16":  # the configuration chose, or `load_plan` notices it
-        return ()
-    reason = why_not_fused(dtype)
-    return () if reason is None else (f"torch's operations are used, kernels would be faster: {reason}",)
 
 
 def _length_notices(wanted_len: int, max_model_len: int, num_blocks: int) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from services.engine.models.rope_config import DynamicScaling, LongRopeScaling
 from services.engine.models.tensor_source import TensorSource
 from services.engine.models.weight_files import weights_id
 from services.engine.quantization.rounding import to_int4, to_int8
+from services.engine.runner.base import spare_blocks
 from services.engine.runner.kv_storage import check_kv, stored_as
 from services.engine.runner.model_check import check_options, wanted_len
 from services.protocol.model_files.base import ModelError, ModelFiles, naming
@@ -77,6 +78,16 @@ class LoadPlan:
         rope: dict[str, object] = {} if self.config.rope is None else asdict(self.config.rope)
         return fingerprint(self.layout, weights, rope, self._precision())
 
+    def shard(self, rank: int) -> "LoadPlan":
+        """Returns the plan of one rank: its part of the model, and the layout of its KV. Raises ModelError."""
+        config = self.config.shard(rank, self.engine.tensor_parallel_size)
+        assert config.sharded is not None
+        heads, scales = config.sharded.kv_heads, self.kv_scales
+        if scales is not None:
+            own = slice(heads.start, heads.stop)
+            scales = KvScales(scales.k[:, own].contiguous(), scales.v[:, own].contiguous())
+        return replace(self, config=config, layout=self.layout.part(heads), kv_scales=scales)
+
     def num_blocks(self, budget: int) -> int:
         """Returns the blocks, or slices, of a pool of so many bytes. Raises ModelError if these are too few."""
         num_blocks, least = budget // self.layout.block_bytes, _MIN_BLOCKS * self.layout.num_slices
@@ -84,6 +95,11 @@ class LoadPlan:
             needed = least * self.layout.block_bytes
             raise ModelError(f"{budget} bytes of KV memory are too little for this model: it needs at least {needed}")
         return num_blocks
+
+    def pool_bytes(self, num_blocks: int) -> int:
+        """Returns the bytes of a pool of so many blocks, or slices, and of the spare ones behind them."""
+        num_slices = self.layout.num_slices if self.config.is_causal else 0
+        return spare_blocks(num_blocks, self.engine.block_size, num_slices).stop * self.layout.block_bytes
 
     @property
     def num_unkept_blocks(self) -> int:
@@ -117,6 +133,8 @@ def plan_load(engine: EngineConfig) -> LoadPlan:
         eos_token_ids, eos_notices = _ends_of_answers(files, config)
     if not config.is_causal:
         device = _CPU
+    if device != _CPU and engine.tensor_parallel_size > 1:
+        raise ModelError("--tensor-parallel-size is for the CPU so far: --device cpu says so")
     check_options(engine, config)
     longest = wanted_len(engine, config)
     config = config.for_lengths(longest)

@@ -39,10 +39,13 @@ def check_fits(needed: int, what: str) -> None:
         raise ModelError(f"{what} needs {needed / 2**30:.2f} GiB of memory, {available / 2**30:.2f} GiB are free")
 
 
-def kv_budget(asked: int | None) -> int:
-    """Returns the bytes for the pool: as asked, else a quarter of the free memory, at most 4 GiB. Raises ModelError."""
+def kv_budget(asked: int | None, reserved: int = 0) -> int:
+    """Returns the bytes for the pool: as asked, else a quarter of the free memory, at most 4 GiB. Raises ModelError.
+
+    reserved: bytes of what is free that weights are still to take.
+    """
     if asked is None:
-        return min(available_bytes() // 4, MAX_DEFAULT_KV_BYTES)
+        return min(max(0, available_bytes() - reserved) // 4, MAX_DEFAULT_KV_BYTES)
     check_fits(asked, "the KV pool")
     return asked
 

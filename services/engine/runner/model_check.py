@@ -52,7 +52,11 @@ def check_model(engine: EngineConfig, num_workers: int) -> ModelFacts:
 
 
 def check_options(engine: EngineConfig, config: ModelConfig) -> None:
-    """Raises ModelError for options that mean nothing for a model which sees both ways."""
+    """Raises ModelError for options that mean nothing for a model which sees both ways, and for ranks that cannot share
+    the model.
+    """
+    if engine.tensor_parallel_size > 1:
+        config.shard(0, engine.tensor_parallel_size)
     if config.is_causal:
         return
     if engine.kv_memory_bytes is not None:

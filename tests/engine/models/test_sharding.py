@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -201,43 +202,62 @@ def config_of(**changes: Any) -> ModelConfig:
     return replace(parse_model_config(LLAMA), **changes)
 
 
-@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 64), st.integers(1, 8))
-def test_each_query_head_is_where_its_kv_head_is(num_kv_heads: int, group: int, size: int, each: int) -> None:
-    """And none is missing, or on two ranks."""
-    num_heads = num_kv_heads * group
-    config = config_of(num_heads=num_heads, num_kv_heads=num_kv_heads, intermediate_size=size * each)
-    if num_heads % size or (num_kv_heads % size and size % num_kv_heads):
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 20), st.integers(0, 2000))
+def test_each_query_head_is_where_its_kv_head_is(num_kv_heads: int, group: int, size: int, more_columns: int) -> None:
+    """And none is missing, or on two ranks; the same of columns of the MLP. No rank has nothing, or far more than
+    another.
+    """
+    num_heads, columns = num_kv_heads * group, size + more_columns
+    config = config_of(num_heads=num_heads, num_kv_heads=num_kv_heads, intermediate_size=columns)
+    if group < -(-size // num_kv_heads) and size > num_kv_heads:
         with pytest.raises(ModelError, match=f"{size} ranks cannot share"):
             config.shard(0, size)
         return
     heads: list[int] = []
+    places: list[int] = []
+    of_ranks: list[tuple[int, int]] = []
     for rank in range(size):
         own = config.shard(rank, size)
         assert own.sharded is not None
         shard = own.sharded
         assert (len(shard.heads), len(shard.kv_heads)) == (own.num_heads, own.num_kv_heads)
-        assert len(shard.intermediate) == own.intermediate_size == each
+        assert len(shard.intermediate) == own.intermediate_size
         own_group = own.num_heads // own.num_kv_heads
+        assert own_group * own.num_kv_heads == own.num_heads
         assert [head // group for head in shard.heads] == [shard.kv_heads[i // own_group] for i in range(own.num_heads)]
         heads += shard.heads
+        places += shard.intermediate
+        of_ranks.append((own.num_kv_heads, own.intermediate_size))
     assert heads == list(range(num_heads))
+    assert places == list(range(columns))
+    (fewest_heads, fewest_columns), (most_heads, most_columns) = min(of_ranks), max(of_ranks)
+    assert most_heads - fewest_heads <= 1
+    assert 0 < most_columns <= fewest_columns + max(1, fewest_columns // 8)
+
+
+def test_columns_of_codes_are_cut_where_groups_begin() -> None:
+    config = config_of(intermediate_size=11008, num_heads=32, num_kv_heads=8)  # Llama 2 7B's
+    for rank in range(4):
+        own = config.shard(rank, 4).sharded
+        assert own is not None
+        assert own.intermediate.start % 128 == own.intermediate.stop % 128 == 0
 
 
 @pytest.mark.parametrize(
     ("changes", "size", "words"),
     [
-        ({}, 3, "3 ranks cannot share 4 attention heads evenly"),
-        ({"intermediate_size": 97}, 2, "2 ranks cannot share 97 columns of the MLP evenly"),
-        (
-            {"num_heads": 12, "num_kv_heads": 4},
-            6,
-            "6 ranks cannot share 4 KV heads: neither number is a multiple of the other",
-        ),
-        ({}, 8, "8 ranks cannot share 4 attention heads evenly"),
+        ({"num_kv_heads": 1}, 5, "5 ranks cannot share 4 attention heads"),
+        ({"intermediate_size": 3}, 4, "4 ranks cannot share 3 columns of the MLP"),
+        ({"num_heads": 12, "num_kv_heads": 6, "intermediate_size": 20}, 13, "13 ranks cannot share 12 attention heads"),
+        ({"num_heads": 7, "num_kv_heads": 7}, 4, None),
+        ({"num_heads": 9, "num_kv_heads": 3}, 2, None),
+        ({"num_heads": 9, "num_kv_heads": 3}, 4, None),
     ],
 )
-def test_sizes_that_do_not_divide_are_refused(changes: dict[str, Any], size: int, words: str) -> None:
-    with pytest.raises(ModelError, match=f"^{words}$"):
+def test_what_would_leave_a_rank_without_anything_is_refused(
+    changes: dict[str, Any], size: int, words: str | None
+) -> None:
+    with nullcontext() if words is None else pytest.raises(ModelError, match=f"^{words}$"):
         config_of(**changes).shard(0, size)
 
 

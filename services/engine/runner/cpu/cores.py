@@ -62,6 +62,25 @@ class Threads(Protocol):
     def sleep(self) -> None: ...
 
 
+class StepCores(Protocol):
+    """The cores of a runner's steps."""
+
+    def begin(self, *, prompts: bool) -> None:
+        """Starts a step, on the thread that runs it. prompts: the step computes many tokens of prompts."""
+
+    def adjust(self) -> None:
+        """Adapts the number of threads between two operations of a step, if it may change."""
+
+    def adjust_for_prompts(self) -> None:
+        """Does `adjust` in a step that computes many tokens of prompts."""
+
+    def shares_prompts(self) -> bool:
+        """Returns True if this step and one of another worker compute prompts."""
+
+    def end(self) -> None:
+        """Ends the step: its threads sleep, and other workers may have the cores."""
+
+
 class CoreShare:
     """This process's row of the table, and its OpenMP team."""
 
@@ -87,6 +106,11 @@ class CoreShare:
         self._current = 0
         self._prompts = False  # True: the last step computed prompts
         self._pause_until = 0
+
+    @property
+    def num_threads(self) -> int:
+        """Returns the threads of the step that has begun."""
+        return self._current
 
     def leave(self) -> None:
         """Frees the row. The last worker removes the table."""

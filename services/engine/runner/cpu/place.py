@@ -6,14 +6,14 @@ import numpy as np
 
 from services.engine.kernels.ranks import Ranks
 from services.engine.models.model_config import ModelConfig
-from services.engine.runner.cpu.cores import CoreShare
+from services.engine.runner.cpu.cores import StepCores
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
     """A runner's part of the process that it is in."""
 
-    cores: CoreShare | None = None  # None: it leaves torch's number of threads as it is
+    cores: StepCores | None = None  # None: it leaves torch's number of threads as it is
     ranks: Ranks | None = None  # those of `Makers.ranks`; None: the model is whole
     pool: np.ndarray | None = None  # uint8, zeroed, of the runner's blocks and spare blocks; None: it allocates them
 

@@ -6,7 +6,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from services.engine.kernels.base import HostOperations, Rows
-from services.engine.runner.cpu.cores import CoreShare
+from services.engine.runner.cpu.cores import StepCores
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ class SharedCoreOperations:
     than some matrix products lie between two operations.
     """
 
-    def __init__(self, operations: HostOperations, cores: CoreShare) -> None:
+    def __init__(self, operations: HostOperations, cores: StepCores) -> None:
         self._operations = operations
         self._cores = cores
 

@@ -1,0 +1,109 @@
+"""Measures steps of two runners of one model, by turns: one of this process alone, and one of several ranks."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from loadtest.tables import Record
+from services.config.engine import EngineConfig
+from services.engine.kernels.cpu.isa import known_isa
+from services.engine.runner.base import Runner, SamplingBatch, StepInput, StepTokens
+from services.engine.runner.group.group_runner import GroupRunner
+from services.engine.runner.group.messages import RankStep, RankThreads
+from services.engine.runner.load import load_runner
+from services.engine.runner.memory import keep_freed_memory, populate
+
+_STEPS = ((1, 1), (16, 1), (64, 1), (1, 256), (1, 2048))  # rows, and new tokens of each
+_BLOCK_SIZE = 16
+_SECONDS = 0.8  # of each kind of step, each runner and each round
+_LEAST_RUNS = 3
+
+
+def measure(model: Path, ranks: int, context: int, rounds: int) -> list[Record]:
+    """Measures each kind of step: seconds of each round, of which the median counts. context: tokens of each sequence
+    before a step that decodes.
+    """
+    keep_freed_memory()
+    runners = [_runner(model, size, context) for size in (1, ranks)]
+    try:
+        return [_of_step(runners, rows, new, context if new == 1 else 0, rounds) for rows, new in _STEPS]
+    finally:
+        for runner in runners:
+            if isinstance(runner, GroupRunner):
+                runner.close()
+
+
+def _runner(model: Path, size: int, context: int) -> Runner:
+    most_tokens = max(rows * (context + new) for rows, new in _STEPS)
+    engine = EngineConfig(model=model, tensor_parallel_size=size, max_num_batched_tokens=2048, block_size=_BLOCK_SIZE)
+    runner = load_runner(engine).runner
+    assert runner.num_blocks * _BLOCK_SIZE >= most_tokens, "the pool is too small"
+    populate(runner.kv_memory(), 0, 2 * most_tokens // _BLOCK_SIZE * runner.layout.block_bytes)
+    return runner
+
+
+def _of_step(runners: Sequence[Runner], rows: int, new: int, context: int, rounds: int) -> Record:
+    step = _step(runners[0], rows, new, context)
+    for runner in runners:
+        _run(runner, step)  # records it
+    spent: list[list[float]] = [[] for _ in runners]
+    for _ in range(rounds):
+        for times, runner in zip(spent, runners, strict=True):
+            times.append(_seconds(runner, step))
+    alone, divided = map(median, spent)
+    ratios = [two / one for one, two in zip(*spent, strict=True)]
+    return {
+        "rows": rows,
+        "tokens": rows * new,
+        "context": context,
+        "isa": known_isa().name,
+        "one_process_ms": alone * 1e3,
+        "ranks_ms": divided * 1e3,
+        "ratio": median(ratios),
+        "ratio_from": min(ratios),
+        "ratio_to": max(ratios),
+        "message_us": _message_seconds(step) * 1e6,
+    }
+
+
+def _step(runner: Runner, rows: int, new: int, context: int) -> StepInput:
+    length = context + new
+    blocks = -(-length // _BLOCK_SIZE)
+    rng = np.random.default_rng(0)
+    tokens = StepTokens(
+        token_ids=rng.integers(0, runner.vocab_size, rows * new, np.int32),
+        positions=np.tile(np.arange(context, length, dtype=np.int32), rows),
+        query_starts=np.arange(0, rows * new + 1, new, dtype=np.int32),
+        seq_lens=np.full(rows, length, dtype=np.int32),
+        block_tables=np.arange(rows * blocks, dtype=np.int32).reshape(rows, blocks),
+    )
+    return StepInput.of(tokens, np.arange(new - 1, rows * new, new), SamplingBatch.greedy(rows))
+
+
+def _run(runner: Runner, step: StepInput) -> None:
+    runner.launch(step)
+    runner.collect()
+
+
+def _seconds(runner: Runner, step: StepInput) -> float:
+    """Returns the median time of a step."""
+    times: list[float] = []
+    until = time.perf_counter() + _SECONDS
+    while len(times) < _LEAST_RUNS or time.perf_counter() < until:
+        began = time.perf_counter()
+        _run(runner, step)
+        times.append(time.perf_counter() - began)
+    return median(times)
+
+
+def _message_seconds(step: StepInput) -> float:
+    """Returns the time in which the message of a step is made."""
+    threads, times = RankThreads(1, prompts=False, shares_prompts=False), []
+    for number in range(200):
+        began = time.perf_counter()
+        RankStep(number, threads, step.samples_all, step.parts, step.tokens).pack()
+        times.append(time.perf_counter() - began)
+    return median(times)

@@ -1,0 +1,115 @@
+"""The runner of a group of ranks on one host: rank 0, which has the others run each step that it runs.
+
+    rank 0   send ─▶ step ··· sums ··· logits ─▶ sample ─▶ output
+               │            │        │
+    rank 1     └───▶ step ··· sums ··· its logits ─▶ wait for the next message
+
+A step is complete when all ranks have ended it, since each has written KV of its own heads. Blocks of the pool are
+those of the whole model, for whoever hands them over: their heads lie in the pools of the ranks.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+
+from kvtransfer.block_memory import GroupBlocks
+from kvtransfer.layout import KvLayout
+from services.engine.kernels.ranks import RankLostError, Ranks
+from services.engine.runner.base import StepInput, StepOutput
+from services.engine.runner.cpu.torch_runner import TorchRunner
+from services.engine.runner.group.cores import LeadingCores
+from services.engine.runner.group.messages import RankCopy, RankStep, pack_end
+from services.engine.runner.group.rank_processes import RankProcesses
+from services.engine.runner.group.step_ring import StepRing
+
+_MANY_PROMPT_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupLinks:
+    """Rank 0's ways to the other ranks."""
+
+    ring: StepRing
+    ranks: Ranks
+    processes: RankProcesses
+    cores: LeadingCores
+
+
+class GroupRunner:
+    """`Runner` of a group. `launch` runs the whole step, and raises its errors; RankLostError if a rank is lost."""
+
+    def __init__(self, own: TorchRunner, layout: KvLayout, blocks: GroupBlocks, links: GroupLinks) -> None:
+        """own: rank 0's. layout: of the whole model's blocks. blocks: these, in the pools of all ranks."""
+        self.layout = layout
+        self.num_blocks, self.spare_blocks = own.num_blocks, own.spare_blocks
+        self.vocab_size, self.embedding_size, self.generates = own.vocab_size, own.embedding_size, own.generates
+        self.window, self.token_types, self.whole_prompts = own.window, own.token_types, own.whole_prompts
+        self.has_experts = own.has_experts
+        self._tell: Callable[[str], None] = _nobody
+        self._own, self._blocks = own, blocks
+        self._ring, self._ranks, self._processes, self._cores = links.ring, links.ranks, links.processes, links.cores
+        self._numbers = count(1)
+        links.processes.watch(self._on_lost)
+
+    def when_lost(self, tell: Callable[[str], None]) -> None:
+        """Sets who is told of the loss of a rank, in words, on a thread of its own: the group is over then."""
+        self._tell = tell
+        if self._processes.lost is not None:
+            tell(self._processes.lost)
+
+    def kv_memory(self) -> GroupBlocks:
+        """See `Runner.kv_memory`."""
+        return self._blocks
+
+    def copy_block(self, source: int, destination: int) -> None:
+        """See `Runner.copy_block`."""
+        number = next(self._numbers)
+        with self._step(number):
+            self._ring.send(RankCopy(number, source, destination).pack())
+            self._own.copy_block(source, destination)
+
+    def launch(self, step: StepInput) -> None:
+        """Runs the step on all ranks."""
+        number = next(self._numbers)
+        num_prompt_tokens = len(step.tokens.token_ids) - len(step.tokens.seq_lens)
+        threads = self._cores.lead(prompts=num_prompt_tokens >= _MANY_PROMPT_TOKENS)
+        message = RankStep(number, threads, step.samples_all, step.parts, step.tokens)
+        with self._step(number):
+            self._ring.send(message.pack())
+            self._own.launch(step)
+
+    def collect(self) -> StepOutput:
+        """Returns the output of the oldest step that was not collected."""
+        return self._own.collect()
+
+    def close(self) -> None:
+        """Ends the other ranks."""
+        self._ring.send(pack_end())
+        self._processes.close()
+
+    @contextmanager
+    def _step(self, number: int) -> Iterator[None]:
+        """Begins a step of rank 0, and waits for its end on all ranks. Raises RankLostError."""
+        try:
+            self._ranks.begin_step(number)
+            yield
+            self._ranks.end_step()
+            self._ring.wait_done(self._ranks.check)
+        finally:
+            # Whatever else went wrong in a step after a rank was lost comes of that.
+            self._check()
+
+    def _check(self) -> None:
+        try:
+            self._ranks.check()
+        except RankLostError as error:
+            raise RankLostError(self._processes.lost or str(error)) from None
+
+    def _on_lost(self, reason: str) -> None:
+        self._ranks.abort()
+        self._tell(reason)
+
+
+def _nobody(reason: str) -> None:
+    """Hears of a loss before there is a worker."""

@@ -1,0 +1,204 @@
+"""A model on several ranks, which are processes: what they compute together, and how they end together."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from services.config import Kernels, KvCacheDtype, LogFormat
+from services.config.engine import EngineConfig
+from services.engine.kernels.ranks import RankLostError
+from services.engine.runner.base import Runner, SamplingBatch, ScoredTokens, StepInput, StepOutput, StepTokens
+from services.engine.runner.group.group_runner import GroupRunner
+from services.engine.runner.group.rank_config import RankConfig
+from services.engine.runner.group.rank_processes import RankProcesses
+from services.engine.runner.group.shared_pages import SharedPages
+from services.engine.runner.load import LoadedModel, load_runner
+from services.protocol.model_files.base import ModelError
+from tests.checkpoints import write_checkpoint
+from tests.forkserver import FORKSERVER
+
+_BLOCKS = 6  # of the sequence
+_LONG_S = 60.0
+_SOON_S = 10.0  # on a loaded machine; the watch looks five times a second
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three KV heads, so that two ranks have different numbers of them."""
+    directory = tmp_path_factory.mktemp("model")
+    write_checkpoint(
+        directory, "llama", num_attention_heads=6, num_key_value_heads=3, hidden_size=96, num_hidden_layers=2
+    )
+    return directory
+
+
+def engine_of(model: Path, **changes: Any) -> EngineConfig:
+    engine = EngineConfig(
+        model=model, kv_memory_bytes=4 << 20, max_num_batched_tokens=64, max_model_len=256, num_threads=2
+    )
+    return replace(engine, **changes)
+
+
+@contextmanager
+def loaded(engine: EngineConfig) -> Iterator[LoadedModel]:
+    model = load_runner(engine)
+    try:
+        yield model
+    finally:
+        if isinstance(model.runner, GroupRunner):
+            model.runner.close()
+
+
+def a_step(ids: np.ndarray, start: int, scored: ScoredTokens | None = None) -> StepInput:
+    end = start + len(ids)
+    tokens = StepTokens(
+        ids.astype(np.int32),
+        np.arange(start, end, dtype=np.int32),
+        np.array([0, len(ids)], dtype=np.int32),
+        np.array([end], dtype=np.int32),
+        np.arange(_BLOCKS, dtype=np.int32)[None],
+    )
+    return StepInput.of(tokens, np.array([len(ids) - 1]), SamplingBatch.greedy(1, num_logprobs=3), scored)
+
+
+def run(runner: Runner, step: StepInput) -> StepOutput:
+    runner.launch(step)
+    return runner.collect()
+
+
+def numbers_of(runner: Runner, vocab_size: int) -> tuple[list[int], np.ndarray]:
+    """The tokens that follow a prompt, which is computed in two chunks and scored, and all log-probabilities."""
+    prompt = np.random.default_rng(0).integers(0, vocab_size, 50).astype(np.int32)
+    found, tokens = [], []
+    for start, end in ((0, 37), (37, 50)):
+        queries = np.arange(0, end - start - 1, 3)
+        scored = ScoredTokens(queries, prompt[start + queries + 1], np.full(len(queries), 2, dtype=np.int32))
+        output = run(runner, a_step(prompt[start:end], start, scored))
+        assert output.logprobs is not None
+        assert output.scored is not None
+        found += [output.scored.sampled, output.scored.top.ravel()]
+    for position in range(50, 80):
+        tokens.append(int(output.token_ids[0]))
+        output = run(runner, a_step(output.token_ids, position))
+        assert output.logprobs is not None
+        found.append(output.logprobs.top.ravel())
+    return tokens, np.concatenate(found)
+
+
+def assert_the_same(engine: EngineConfig, ranks: int, within: float = 1e-4) -> None:
+    with loaded(replace(engine, tensor_parallel_size=1)) as one:
+        expected = numbers_of(one.runner, one.vocab_size)
+    with loaded(replace(engine, tensor_parallel_size=ranks)) as several:
+        assert several.fingerprint == one.fingerprint, "KV of both may be exchanged"
+        assert several.runner.layout == one.runner.layout
+        tokens, numbers = numbers_of(several.runner, several.vocab_size)
+        assert tokens == expected[0]
+        assert numbers == pytest.approx(expected[1], abs=within)
+        memory = several.runner.kv_memory()
+        several.runner.copy_block(0, _BLOCKS)
+        first, copied = (memory.read(np.array([block], np.uint32), 0, memory.block_bytes) for block in (0, _BLOCKS))
+        assert first == copied
+        assert any(first)
+
+
+def test_two_ranks_compute_what_one_process_does(model: Path) -> None:
+    assert_the_same(engine_of(model), 2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("ranks", "changes"),
+    [
+        (3, {}),
+        (4, {}),
+        (2, {"kernels": Kernels.TORCH}),
+        (3, {"kv_cache_dtype": KvCacheDtype.INT8}),
+        (2, {"num_threads": 4}),
+        (2, {"num_threads": 1}),
+    ],
+)
+def test_more_ranks_and_other_ways_compute_what_one_process_does(
+    model: Path, ranks: int, changes: dict[str, Any]
+) -> None:
+    assert_the_same(engine_of(model, **changes), ranks)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("kernels", list(Kernels))
+def test_a_lost_rank_ends_the_step_and_is_told_in_words(model: Path, how: signal.Signals, kernels: Kernels) -> None:
+    told, heard = [], threading.Event()
+
+    def tell(reason: str) -> None:
+        told.append(reason)
+        heard.set()
+
+    with loaded(engine_of(model, tensor_parallel_size=2, kernels=kernels)) as group:
+        assert group.when_lost is not None
+        group.when_lost(tell)
+        run(group.runner, a_step(np.arange(40), 0))
+        (rank,) = psutil.Process().children()
+        os.kill(rank.pid, how)
+        with pytest.raises(
+            RankLostError, match="rank 1 ended: signal 9" if how is signal.SIGKILL else "rank 1 is stop"
+        ):
+            run(group.runner, a_step(np.arange(40), 0))
+        assert heard.wait(_SOON_S)
+        assert len(told) == 1
+    assert not rank.is_running()
+
+
+@pytest.mark.long
+def test_ranks_end_with_rank_0_however_that_ends(model: Path) -> None:
+    ours, theirs = FORKSERVER.Pipe(duplex=False)
+    process = FORKSERVER.Process(target=_load_and_wait, args=(engine_of(model, tensor_parallel_size=3), theirs))
+    process.start()
+    assert ours.poll(_LONG_S)
+    ranks = [psutil.Process(pid) for pid in ours.recv()]
+    assert len(ranks) == 2
+    process.kill()
+    process.join(_LONG_S)
+    _, left = psutil.wait_procs(ranks, _SOON_S)
+    assert not left
+
+
+def _load_and_wait(engine: EngineConfig, pipe: Connection) -> None:
+    load_runner(engine)
+    pipe.send([child.pid for child in psutil.Process().children()])
+    threading.Event().wait()
+
+
+def test_what_ranks_cannot_share_is_refused_before_any_starts(model: Path) -> None:
+    before = psutil.Process().children()
+    with pytest.raises(ModelError, match="7 ranks cannot share 6 attention heads"):
+        load_runner(engine_of(model, tensor_parallel_size=7))
+    assert psutil.Process().children() == before, "no rank was started"
+
+
+@pytest.mark.long
+def test_a_rank_that_cannot_load_says_why(tmp_path: Path) -> None:
+    memory = SharedPages.create("of nothing", 4096).file
+    engine = EngineConfig(model=tmp_path / "nothing", tensor_parallel_size=2)
+    config = RankConfig(
+        engine=engine,
+        log_format=LogFormat.TEXT,
+        rank=1,
+        num_blocks=2,
+        pool=memory,
+        steps=memory,
+        sums=memory,
+        store=None,
+    )
+    ranks = RankProcesses([config])
+    with pytest.raises(ModelError, match=r"^rank 1: .*nothing"):
+        ranks.answers()
