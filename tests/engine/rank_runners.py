@@ -9,7 +9,6 @@ import torch
 from services.engine.kernels.cpu.shared_ranks import SharedRanks
 from services.engine.kernels.ranks import Ranks
 from services.engine.models.architectures import parse_model_config
-from services.engine.models.makers import Makers
 from services.engine.models.model_config import ModelConfig
 from services.engine.models.registry import load_weights, open_tensors
 from services.engine.runner.base import StepInput, StepOutput, StepTokens
@@ -29,7 +28,7 @@ def config_of(directory: Path) -> ModelConfig:
 def runner_of(directory: Path, ranks: Ranks, dtype: torch.dtype, *, fused: bool = True) -> TorchRunner:
     config = config_of(directory).shard(ranks.rank, ranks.size)
     with open_tensors(directory, config, torch.device("cpu")) as tensors:
-        weights = load_weights(tensors, config, dtype, fused=fused, makers=Makers(ranks=ranks))
+        weights = load_weights(tensors, config, dtype, fused=fused)
     return TorchRunner(config, weights, NUM_BLOCKS, BLOCK_SIZE, fused=fused, place=Place(ranks=ranks))
 
 

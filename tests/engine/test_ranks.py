@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from services.engine.models.architectures import parse_model_config
-from services.engine.models.makers import Makers
 from services.engine.models.model_config import ModelConfig
 from services.engine.models.registry import load_weights, open_tensors
 from services.engine.runner.cpu.place import Place
@@ -70,7 +69,7 @@ class Ranks:
     def _runner(self, directory: Path, rank: int) -> TorchRunner:
         config, ranks = self.configs[rank], ThreadRanks(self._meeting, rank)
         with open_tensors(directory, config, torch.device("cpu")) as tensors:
-            weights = load_weights(tensors, config, torch.float32, makers=Makers(ranks=ranks))
+            weights = load_weights(tensors, config, torch.float32)
         return TorchRunner(config, weights, NUM_BLOCKS, BLOCK_SIZE, fused=False, place=Place(ranks=ranks))
 
 

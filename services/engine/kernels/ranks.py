@@ -48,6 +48,23 @@ class Ranks(Protocol):
         """Raises RankLostError after `abort`, of whichever rank."""
 
 
+class RankLink:
+    """The place in a rank's weights where the other ranks belong: weights are made, and shared with other workers of
+    the host, without them, and a runner connects its own.
+    """
+
+    __slots__ = ("_ranks",)
+
+    def connect(self, ranks: Ranks) -> None:
+        """Makes these the ranks that all layers of the weights join their results with."""
+        self._ranks = ranks
+
+    @property
+    def ranks(self) -> Ranks:
+        """Returns the ranks that were connected."""
+        return self._ranks
+
+
 def part_of(rank: int, size: int, length: int) -> range:
     """Returns a rank's places of so many, of which each rank has the same number, or one more than others."""
     return range(rank * length // size, (rank + 1) * length // size)

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from services.engine.kernels.ranks import RankLink
+
 Head = Callable[[Tensor], Tensor]  # pooled hidden states, float32[P, hidden], to scores, float32[P, labels]
 
 
@@ -20,6 +22,10 @@ class Weights(Protocol):
     @property
     def sinks(self) -> Tensor | None:
         """Returns the sinks of attention, see `Scoring.sinks`; None: there are none."""
+
+    @property
+    def ranks(self) -> RankLink | None:
+        """Returns where the other ranks of the model belong; None: these weights are the whole model's."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from services.engine.kernels.ranks import Ranks
+from services.engine.kernels.ranks import RankLink
 
 if TYPE_CHECKING:
     from services.engine.kernels.cpu.coded_panels import CodedPanels
@@ -17,7 +17,7 @@ class RankTokens:
     """The tokens whose rows a rank has, where ranks share an embedding."""
 
     tokens: range
-    ranks: Ranks
+    link: RankLink
 
 
 class Embedding:
@@ -47,7 +47,7 @@ class Embedding:
         places = tokens - own.start
         is_others = (places < 0) | (places >= len(own))
         rows = self._rows(places.masked_fill_(is_others, 0)).masked_fill_(is_others[:, None], 0)
-        return self._own.ranks.sum(rows)
+        return self._own.link.ranks.sum(rows)
 
     def _rows(self, tokens: Tensor) -> Tensor:
         if self._table is not None:

@@ -85,6 +85,7 @@ class EncoderWeights:
     layers: tuple[EncoderLayer, ...]
     final_norm: LayerNorm | None
     sinks: None = None
+    ranks: None = None
     head: EncoderHead | None = None
 
 

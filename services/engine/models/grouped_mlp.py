@@ -114,7 +114,7 @@ class GroupedMlp:
     @property
     def is_kernel(self) -> bool:
         """Returns True if kernels compute all of it, and `total`."""
-        return self.kernel is not None and (self._join is None or self._join.ranks.is_kernel)
+        return self.kernel is not None and (self._join is None or self._join.is_kernel)
 
     def total(self, y: Tensor) -> Tensor:
         """Returns the sum over all who have columns of the experts, [T, hidden], of one rank's y."""

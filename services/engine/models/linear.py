@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from services.engine.kernels.ranks import Ranks
+from services.engine.kernels.ranks import RankLink
 from services.engine.quantization.codes import CodedMatrix, stacked
 
 if TYPE_CHECKING:
@@ -49,12 +49,17 @@ class KernelProduct(Protocol):
 class Join:
     """A function of what a rank's part of a layer makes of rows: what the layers of all ranks make of them together."""
 
-    ranks: Ranks
+    link: RankLink
     width: int | None = None  # of whole rows, of which each rank makes some columns; None: ranks' rows are added up
+
+    @property
+    def is_kernel(self) -> bool:
+        """Returns True if one of our kernels joins."""
+        return self.link.ranks.is_kernel
 
     def __call__(self, y: Tensor) -> Tensor:
         """Joins [rows, columns]. It may take over their memory."""
-        return self.ranks.sum(y) if self.width is None else self.ranks.gather(y, self.width)
+        return self.link.ranks.sum(y) if self.width is None else self.link.ranks.gather(y, self.width)
 
 
 class Linear:
@@ -94,7 +99,7 @@ class Linear:
     @property
     def is_kernel(self) -> bool:
         """Returns True if one of our kernels multiplies, on the CPU, and another one joins what ranks have."""
-        return self._kernel is not None and (self._join is None or self._join.ranks.is_kernel)
+        return self._kernel is not None and (self._join is None or self._join.is_kernel)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Maps [rows, in] to [rows, out]."""

@@ -1,8 +1,7 @@
-"""Makers of a model's products, where neither torch nor a CPU's kernels make them, and what joins those of ranks."""
+"""Makers of a model's products, where neither torch nor a CPU's kernels make them."""
 
 from dataclasses import dataclass
 
-from services.engine.kernels.ranks import Ranks
 from services.engine.models.grouped_mlp import MakeCodedExperts, MakeExperts
 from services.engine.models.linear import MakeCodedProduct, MakeProduct
 
@@ -15,4 +14,3 @@ class Makers:
     coded: MakeCodedProduct | None = None  # of linear layers that are stored as codes
     experts: MakeExperts | None = None  # of what computes a layer's experts
     coded_experts: MakeCodedExperts | None = None  # of what computes a layer's experts that are stored as codes
-    ranks: Ranks | None = None  # of a model of which each has a part; None: products are not joined

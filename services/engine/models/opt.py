@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from services.engine.attention.base import Attention
 from services.engine.kernels.base import Operations
+from services.engine.kernels.ranks import RankLink
 from services.engine.models.base import ModelInput
 from services.engine.models.embedding import Embedding
 from services.engine.models.linear import Linear
@@ -75,6 +76,7 @@ class OptWeights:
     project_out: Linear | None  # hidden -> embedding
     lm_head: Linear  # embedding -> vocab
     sinks: None = None
+    ranks: RankLink | None = None
 
 
 def load_opt(tensors: Tensors, config: OptConfig) -> OptWeights:
@@ -90,6 +92,7 @@ def load_opt(tensors: Tensors, config: OptConfig) -> OptWeights:
         final_norm=_load_norm(tensors, f"{prefix}final_layer_norm") if config.final_norm else None,
         project_out=tensors.linear(f"{prefix}project_out", bias=False) if config.projects else None,
         lm_head=tensors.head(embedding, config.vocab_size, tied=config.tie_word_embeddings),
+        ranks=tensors.ranks,
     )
 
 

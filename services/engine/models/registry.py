@@ -100,9 +100,9 @@ def load_weights(
     kept: KeptForms | None = None,
 ) -> Weights:
     """Reads all weights to the source's device; with the configuration of a rank, its share of them, and the norms
-    whole.
+    whole. They are of use once the other ranks are connected (`Weights.ranks`).
 
-    fused: products may be a CPU's kernels. makers: what makes them instead, and the ranks that join them.
+    fused: products may be a CPU's kernels. makers: what makes them instead.
     on_read: hears of the bytes of each tensor that was read. kept: hears how codes are kept.
     Raises ModelError, before reading, for any tensor that is missing, misshapen or unexpected.
     """

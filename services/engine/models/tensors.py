@@ -10,6 +10,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from services.engine.kernels.ranks import RankLink
 from services.engine.models.embedding import Embedding, RankTokens
 from services.engine.models.encoder_config import EncoderConfig
 from services.engine.models.experts_config import Experts
@@ -75,7 +76,7 @@ class Tensors:
         self._make_coded = makers.coded
         self._make_coded_experts = coded_experts if fused and makers.coded is None else makers.coded_experts
         self._shares = shares
-        self._ranks = makers.ranks
+        self.ranks = RankLink() if shares else None  # nothing is joined where nothing is shared out
         self._on_read = on_read
         self._kept = kept or KeptForms()
 
@@ -90,9 +91,9 @@ class Tensors:
         biases = self.rows(*own_biases) if own_biases else None
         coded = self._coded_linear(weights, biases)
         layer = self.product(self.rows(*weights), biases) if coded is None else coded
-        if self._ranks is None or not joined or not self._cuts_inputs(weights):
+        if self.ranks is None or not joined or not self._cuts_inputs(weights):
             return layer
-        return layer.joined(Join(self._ranks))
+        return layer.joined(Join(self.ranks))
 
     def product(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """Makes a linear layer of a weight [out, in] and a bias [out] that were read, which it takes over."""
@@ -126,7 +127,7 @@ class Tensors:
             make_kernel=self._make_experts,
             make_product=self._make_product,
             kernel=self._coded_experts(experts, read_codes),
-            join=None if self._ranks is None else Join(self._ranks),
+            join=None if self.ranks is None else Join(self.ranks),
         )
 
     def _coded_experts(self, experts: Experts, read_codes: Callable[[int], ExpertCodes]) -> ExpertsKernel | None:
@@ -177,17 +178,17 @@ class Tensors:
 
     def _own_tokens(self, name: str) -> RankTokens | None:
         share = self._share(name)
-        if self._ranks is None or share is None or share.rows is None:
+        if self.ranks is None or share is None or share.rows is None:
             return None
         (rows,) = share.rows
-        return RankTokens(range(rows.start, rows.stop), self._ranks)
+        return RankTokens(range(rows.start, rows.stop), self.ranks)
 
     def head(self, embedding: Embedding, vocab_size: int, *, tied: bool) -> Linear:
         """Makes the output layer, of the embedding itself if they are tied. It never uses `Makers.product`. Where ranks
         share its outputs, it has those of all ranks.
         """
         layer = self._own_head(embedding, tied=tied)
-        return layer if self._ranks is None else layer.joined(Join(self._ranks, vocab_size))
+        return layer if self.ranks is None else layer.joined(Join(self.ranks, vocab_size))
 
     def _own_head(self, embedding: Embedding, *, tied: bool) -> Linear:
         if tied and embedding.panels is not None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from services.engine.kernels.ranks import RankLink
 from services.engine.models.config import SCORE, DecoderConfig, layer_prefix
 from services.engine.models.embedding import Embedding
 from services.engine.models.families import FAMILIES
@@ -44,6 +45,7 @@ class DecoderWeights:
     final_norm: Tensor  # [hidden]
     lm_head: Linear  # hidden -> vocab; of a model with a head for scores that head, hidden -> labels, in float32
     sinks: Tensor | None = None  # float32[layers, heads], see `Scoring`
+    ranks: RankLink | None = None
 
     @property
     def is_kernels(self) -> bool:
@@ -61,6 +63,7 @@ def load_decoder(tensors: Tensors, config: DecoderConfig, parts: LayerParts) -> 
         final_norm=load_norm(tensors, config, "model.norm"),
         lm_head=_load_output(tensors, config, embedding),
         sinks=_load_sinks(tensors, config) if config.attention_sinks else None,
+        ranks=tensors.ranks,
     )
 
 

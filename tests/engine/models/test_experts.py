@@ -31,6 +31,7 @@ from services.engine.models.experts_config import (
 from services.engine.models.settings import ConfigSettings
 from services.engine.models.tensors import Tensors
 from tests.checkpoints import save_tensors
+from tests.engine.thread_ranks import Meeting, ThreadRanks
 
 HIDDEN, PREFIX = 32, "model.layers.0."
 OF_DEEPSEEK: dict[str, Any] = {"moe_intermediate_size": 24, "num_experts_per_tok": 3, "first_k_dense_replace": 0}
@@ -131,6 +132,9 @@ def load(directory: Path, config: DecoderConfig, names: ExpertNames) -> ExpertsM
     with Checkpoint(directory) as checkpoint:
         tensors = Tensors(checkpoint, torch.float32, fused=False, shares=shares, on_read=lambda _: None)
         mlp = load_experts(names, tensors, config, 0)
+    if config.sharded is not None:
+        assert tensors.ranks is not None
+        tensors.ranks.connect(ThreadRanks(Meeting(1), 0))  # which gets back what it comes with
     assert isinstance(mlp, ExpertsMlp)
     return mlp
 

@@ -27,8 +27,7 @@ A rank that ends leaves the others waiting. Whoever watches the processes calls 
 
 import mmap
 import os
-from collections import deque
-from functools import cache, partial
+from functools import cache
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -82,14 +81,6 @@ class RankSizes(NamedTuple):
         return self.gathers_at + self.size * self.max_rows * self.gather_slot_bytes
 
 
-_joined: "deque[SharedRanks]" = deque(maxlen=1)  # of this process, the last
-
-
-def the_ranks() -> "SharedRanks":
-    """Returns the ranks that this process joined last."""
-    return _joined[-1]
-
-
 class SharedRanks:
     """`Ranks` by kernels. `create` makes the memory, `join` maps it in another process."""
 
@@ -108,11 +99,6 @@ class SharedRanks:
         self._sum_counts, self._gather_counts = (np.zeros(sizes.max_rows, dtype=np.int64) for _ in range(2))
         self._base = np.zeros(1, dtype=np.int64)
         self._kernels = _kernels(sizes.dtype)
-        _joined.append(self)
-
-    def origin(self) -> "partial[SharedRanks]":
-        """Returns a call by which another process that maps the same weights gets its own: see `weight_image.py`."""
-        return partial(the_ranks)
 
     @classmethod
     def create(cls, sizes: RankSizes) -> Self:

@@ -9,9 +9,7 @@ from services.config import LoadFormat
 from services.config.engine import EngineConfig
 from services.engine.kernels.cpu.isa import known_isa
 from services.engine.kernels.load import why_not_fused
-from services.engine.kernels.ranks import Ranks
 from services.engine.models.base import Weights
-from services.engine.models.makers import Makers
 from services.engine.models.registry import load_weights, weight_files
 from services.engine.quantization.kept import KeptForms
 from services.engine.runner.base import LoadedWeights
@@ -46,7 +44,7 @@ def load_cpu(plan: LoadPlan, place: Place, progress: Progress, num_blocks: int |
     """
     engine, config, dtype = plan.engine, plan.config, dtype_name(plan.dtype)
     not_fused = why_not_fused(dtype) if engine.kernels == "auto" else "the configuration says so"
-    (weights, kept), facts = _weights(plan, progress, not_fused, place.ranks)
+    (weights, kept), facts = _weights(plan, progress, not_fused)
     progress.stage(KERNELS)
     runner = TorchRunner(
         config,
@@ -67,18 +65,16 @@ def _num_blocks(plan: LoadPlan) -> int:
     return plan.num_blocks(kv_budget(plan.engine.kv_memory_bytes))
 
 
-def _weights(
-    plan: LoadPlan, progress: Progress, not_fused: str | None, ranks: Ranks | None
-) -> tuple[ReadWeights, LoadedWeights]:
+def _weights(plan: LoadPlan, progress: Progress, not_fused: str | None) -> tuple[ReadWeights, LoadedWeights]:
     """Maps the weights of another worker, or reads them. Raises ModelError."""
-    read = partial(_read_weights, plan, progress, ranks, fused=not_fused is None)
+    read = partial(_read_weights, plan, progress, fused=not_fused is None)
     not_shared = why_not_shared(plan.engine, not_fused)
     if not_shared is None:
         from services.engine.runner.cpu.shared_weights import share_weights  # numba may not be there
         from services.engine.runner.cpu.weight_holders import NotSharedError
 
         try:
-            shared = share_weights(_name(plan, ranks), read, progress)
+            shared = share_weights(_name(plan), read, progress)
             return shared.weights, LoadedWeights(shared.num_bytes, None)
         except NotSharedError as error:
             not_shared = str(error)
@@ -87,26 +83,18 @@ def _weights(
     return read(), LoadedWeights(weight_bytes(plan), not_shared)
 
 
-def _read_weights(plan: LoadPlan, progress: Progress, ranks: Ranks | None, *, fused: bool) -> ReadWeights:
+def _read_weights(plan: LoadPlan, progress: Progress, *, fused: bool) -> ReadWeights:
     num_bytes, kept = weight_bytes(plan), KeptForms()
     check_fits(num_bytes, f"the model's weights in {dtype_name(plan.dtype)}")
     progress.stage(WEIGHTS, num_bytes)
     with freed_at_once(), plan.tensors() as tensors:
-        weights = load_weights(
-            tensors,
-            plan.config,
-            plan.dtype,
-            fused=fused,
-            makers=Makers(ranks=ranks),
-            on_read=progress.advance,
-            kept=kept,
-        )
+        weights = load_weights(tensors, plan.config, plan.dtype, fused=fused, on_read=progress.advance, kept=kept)
     if plan.rounds_weights:
         kept.require(f"--quantization {plan.engine.quantization}")
     return weights, kept.notices()
 
 
-def _name(plan: LoadPlan, ranks: Ranks | None) -> str:
+def _name(plan: LoadPlan) -> str:
     """Returns the name that weights have in common which are the same in memory."""
     from services.engine.runner.cpu.shared_weights import name_of
 
@@ -115,8 +103,9 @@ def _name(plan: LoadPlan, ranks: Ranks | None) -> str:
         # The fingerprint is made of samples. A file that was changed in between is another one by its times.
         stats = [file.path.stat() for file in weight_files(plan.engine.model)]
         files = [(each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in stats]
-    part = () if ranks is None else (ranks.rank, ranks.size)
-    return name_of(plan.fingerprint(), dtype_name(plan.dtype), plan.engine.quantization.value, files, *part)
+    shard = plan.config.sharded
+    part = None if shard is None else (shard.rank, shard.size)
+    return name_of(plan.fingerprint(), dtype_name(plan.dtype), plan.engine.quantization.value, files, part)
 
 
 def weight_bytes(plan: LoadPlan) -> int:

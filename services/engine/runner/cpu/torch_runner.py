@@ -60,9 +60,9 @@ class TorchRunner:
     ) -> None:
         """Allocates the pool. kv: how KV is stored; None: in numbers of the weights' dtype.
 
-        Where ranks share the model, `config` and `weights` are this one's.
+        Where ranks share the model, `config` and `weights` are this one's; it connects the weights with the others.
         """
-        place.check(config)
+        place.connect(config, weights)
         kv = kv or StoredKv(kv_layout(config, block_size, weights.dtype))
         self.layout = kv.layout
         self.num_blocks = num_blocks
