@@ -122,7 +122,7 @@ class WorkerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., blocks: _Optional[_Union[BlockEvents, _Mapping]] = ..., news: _Optional[_Union[WorkerNews, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("protocol_major", "protocol_minor", "incarnation", "role", "fingerprint", "kv_protocol", "transports", "block_size", "num_blocks", "max_model_len", "max_num_seqs", "vocab_size", "model", "kernels", "guides", "time_us", "embedding_size", "kv_token_bytes", "weight_bytes", "shares_weights", "knows")
+    __slots__ = ("protocol_major", "protocol_minor", "incarnation", "role", "fingerprint", "kv_protocol", "transports", "block_size", "num_blocks", "max_model_len", "max_num_seqs", "vocab_size", "model", "kernels", "guides", "time_us", "embedding_size", "kv_token_bytes", "weight_bytes", "shares_weights", "num_ranks", "knows")
     PROTOCOL_MAJOR_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MINOR_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -143,6 +143,7 @@ class WorkerHello(_message.Message):
     KV_TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
     SHARES_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
     KNOWS_FIELD_NUMBER: _ClassVar[int]
     protocol_major: int
     protocol_minor: int
@@ -164,8 +165,9 @@ class WorkerHello(_message.Message):
     kv_token_bytes: int
     weight_bytes: int
     shares_weights: bool
+    num_ranks: int
     knows: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, protocol_major: _Optional[int] = ..., protocol_minor: _Optional[int] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., fingerprint: _Optional[str] = ..., kv_protocol: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., vocab_size: _Optional[int] = ..., model: _Optional[str] = ..., kernels: _Optional[str] = ..., guides: _Optional[bool] = ..., time_us: _Optional[int] = ..., embedding_size: _Optional[int] = ..., kv_token_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., shares_weights: _Optional[bool] = ..., knows: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, protocol_major: _Optional[int] = ..., protocol_minor: _Optional[int] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., fingerprint: _Optional[str] = ..., kv_protocol: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., vocab_size: _Optional[int] = ..., model: _Optional[str] = ..., kernels: _Optional[str] = ..., guides: _Optional[bool] = ..., time_us: _Optional[int] = ..., embedding_size: _Optional[int] = ..., kv_token_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., shares_weights: _Optional[bool] = ..., num_ranks: _Optional[int] = ..., knows: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WorkerNews(_message.Message):
     __slots__ = ("knows", "embedding_size")

@@ -55,6 +55,7 @@ class WorkerHello:
     kv_token_bytes: int = 0  # of one token's KV in all layers, which a handoff moves; 0: not told
     weight_bytes: int = 0  # of the model's weights in its memory; 0: not told
     shares_weights: bool = False  # other workers of its host map the same memory
+    num_ranks: int = 0  # processes that share its model; 0: not told
     knows: frozenset[str] = frozenset()  # names of its capabilities, see capabilities.py
     protocol_major: int = PROTOCOL_MAJOR
     protocol_minor: int = PROTOCOL_MINOR

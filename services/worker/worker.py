@@ -91,6 +91,7 @@ class WorkerParts:
     pipeline_depth: int = 0  # see Engine
     guidance: Guidance | None = None  # of answers that match grammars; None: it takes no requests for them
     decode_pause_s: Callable[[], float] = no_pause  # see EngineThread
+    num_ranks: int = 1  # processes that share the model, this one included
     # Has the loss of one of the runner's processes told, in words; None: it is in this process.
     when_lost: Callable[[Callable[[str], None]], None] | None = None
     drain_timeout_s: float = 30.0  # the time of a whole drain
@@ -164,7 +165,9 @@ class Worker:
             await self._join(self._parts.redis_url, port)
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         parts, worker, transports = self._parts, f"{self._worker_id:016x}", ", ".join(offers)
-        told = {} if parts.weights is None else parts.weights.told()
+        told: dict[str, object] = {} if parts.weights is None else {**parts.weights.told()}
+        if parts.num_ranks > 1:
+            told["ranks"] = parts.num_ranks
         kernels = parts.kernels
         log.info(
             "ready", role=parts.role.value, port=port, worker=worker, transports=transports, kernels=kernels, **told
@@ -260,6 +263,7 @@ class Worker:
             embedding_size=embedding_size,
             weight_bytes=0 if parts.weights is None else parts.weights.num_bytes,
             shares_weights=parts.weights is not None and parts.weights.not_shared is None,
+            num_ranks=parts.num_ranks,
             kv_token_bytes=parts.runner.layout.token_bytes * parts.runner.layout.num_slices,
             knows=OF_EVERY_WORKER.union(name for name, has in depend_on_parts.items() if has),
         )

@@ -141,6 +141,7 @@ class MadeUpFeed:
             "kv_token_bytes": 16_384,
             "weight_bytes": 269_000_000,
             "shares_weights": True,
+            "num_ranks": 1,
             "num_blocks": 2048,
             "vocab_size": 32_000,
             "knows": [],

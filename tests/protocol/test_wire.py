@@ -46,6 +46,7 @@ HELLO = WorkerHello(
     kv_token_bytes=1 << 40,
     weight_bytes=1 << 41,
     shares_weights=True,
+    num_ranks=4,
     worker_id=WorkerId(TOP64),
     role=WorkerRole.DECODE,
     fingerprint="abc",

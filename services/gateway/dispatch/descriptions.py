@@ -49,6 +49,7 @@ def describe_worker(worker: LiveWorker) -> dict[str, object]:
         "kernels": worker.hello.kernels,
         "weight_bytes": worker.hello.weight_bytes,
         "shares_weights": worker.hello.shares_weights,
+        "num_ranks": worker.hello.num_ranks,
         "knows": sorted(worker.hello.knows),
         "clock_lead_s": worker.link.clock_lead_s,
     }

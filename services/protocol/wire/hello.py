@@ -33,6 +33,7 @@ _OF_WORKER = SharedFields(
     "kv_token_bytes",
     "weight_bytes",
     "shares_weights",
+    "num_ranks",
 )
 
 
