@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvtransfer.block_memory import HostBlocks
 from services.config import Pooling
 from services.engine.engine import Engine
 from services.engine.runner.base import StepInput
@@ -144,11 +145,13 @@ def test_a_request_that_waits_for_blocks_of_such_a_prompt_computes_its_own(depth
 @pytest.mark.parametrize("block_size", [1, 4, 256])
 def test_a_check_passes_again_and_again_and_touches_no_block_of_the_pool(block_size: int, max_model_len: int) -> None:
     runner = SimulatedRunner(3, block_size)
-    before = runner.kv_memory().array.copy()
+    memory = runner.kv_memory()
+    assert isinstance(memory, HostBlocks)
+    before = memory.array.copy()
     check = SelfCheck(runner, max_model_len)
     check.learn()
     check.repeat()
-    assert (runner.kv_memory().array == before).all()
+    assert (memory.array == before).all()
 
 
 def test_one_damaged_token_is_no_reason_to_refuse_a_model() -> None:

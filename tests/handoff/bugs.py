@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from kvtransfer.block_memory import GroupBlocks
 from kvtransfer.consumer import Consumer
 from kvtransfer.handles import HandleMarks
 from kvtransfer.ids import AttemptId, GatewayId, WorkerId
@@ -180,6 +181,14 @@ class _ChunkwiseScheduler(DecodeScheduler):
         return True
 
 
+class _OneRanksPool(GroupBlocks):
+    """The bytes of the second rank are not written."""
+
+    def write(self, blocks: np.ndarray, start: int, data: bytes) -> None:
+        self._written_to = self._written_to[:1]
+        super().write(blocks, start, data)
+
+
 NO_GENERATION_CHECK = Parts(consumer=_TrustingConsumer)
 NO_READ_BOUND = Parts(consumer=_PatientConsumer)
 STALLED_IS_OVER = Parts(consumer=_ConsumerThatThinksStalledIsOver)
@@ -189,4 +198,5 @@ ABORT_TO_DECODE_ONLY = Parts(aborts_prefill=False)
 LOST_IS_DEAD = Parts(lost_is_dead=True)
 LASTING_PENDING_NODES = Parts(cache=_LastingNodes)
 LINKED_TWICE = Parts(cache=_TrieThatLinksTwice)
+ONE_RANKS_POOL = Parts(group_memory=_OneRanksPool)
 CHUNKWISE_BLOCKS = Parts(sequences=_ChunkwiseSequences, decode_scheduler=_ChunkwiseScheduler)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from kvtransfer.layer_groups import LayerGroups
+from services.config import WorkerRole
 from tests.handoff.processes import MAX_MODEL_LEN, Ask, Parts, Sizes
 from tests.handoff.settling import run_fairly, settle
 from tests.handoff.world import SHIPPED, World
@@ -80,6 +81,7 @@ class _WorldMachine(RuleBasedStateMachine):
     parts: Parts = SHIPPED
     deepest = 1  # pipeline
     groups: LayerGroups | None = None  # of the model's layers
+    of_ranks: WorkerRole | None = None  # workers of this role are groups of ranks
 
     @initialize(
         workers=st.sampled_from(_TOPOLOGIES),
@@ -93,7 +95,7 @@ class _WorldMachine(RuleBasedStateMachine):
         self, workers: tuple[str, ...], num_gateways: int, num_blocks: int, max_num_seqs: int, chunk: int, depth: int
     ) -> None:
         """A world of some shape."""
-        sizes = Sizes(num_blocks, max_num_seqs, chunk, min(depth, self.deepest), self.groups)
+        sizes = Sizes(num_blocks, max_num_seqs, chunk, min(depth, self.deepest), self.groups, self.of_ranks)
         self.world = World(workers, num_gateways=num_gateways, parts=self.parts, sizes=sizes)
 
     def teardown(self) -> None:
@@ -134,6 +136,18 @@ class SlicesMachine(StretchMachine):
     """Stretches with a model whose layers have windows of 3 tokens, 5 and none."""
 
     groups = SLICES
+
+
+class RanksMachine(StretchMachine):
+    """Stretches with decode workers that are groups of ranks, each with a pool of its own."""
+
+    of_ranks = WorkerRole.DECODE
+
+
+class ProducingRanksMachine(SlicesMachine):
+    """Stretches with prefill workers that are groups of ranks, and slices."""
+
+    of_ranks = WorkerRole.PREFILL
 
 
 def _any_ask(choose: random.Random, popular: Sequence[tuple[int, ...]]) -> Ask:

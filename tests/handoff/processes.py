@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvtransfer.block_memory import GroupBlocks
 from kvtransfer.consumer import Consumer, ConsumerLimits
 from kvtransfer.handles import HandleMarks
 from kvtransfer.ids import GatewayId, WorkerId
@@ -66,6 +67,7 @@ class Parts:
     decode_scheduler: type[DecodeScheduler] = DecodeScheduler
     core: type[WorkerCore] = WorkerCore
     aborts_prefill: bool = True  # of the gateways
+    group_memory: type[GroupBlocks] = GroupBlocks
     lost_is_dead: bool = False  # a consumer's transport reports reads of a producer that cannot be reached as failed
 
 
@@ -78,11 +80,21 @@ class Sizes:
     chunk: int = 4  # tokens of a step
     depth: int = 0  # of the step loop's pipeline; with one, steps run as late as they may
     groups: LayerGroups | None = None  # of the model's layers
+    of_ranks: WorkerRole | None = None  # workers of this role are groups of two ranks
 
     @property
     def num_slices(self) -> int:
         """Of all blocks."""
         return self.num_blocks * (1 if self.groups is None else self.groups.num_slices)
+
+
+def divide_among_ranks(runner: SimulatedRunner, group_memory: type[GroupBlocks]) -> None:
+    """Moves the runner's pool into those of two ranks: one has the K of each block, the other its V."""
+    planes = np.ascontiguousarray(runner._pool.transpose(1, 0, 2))  # K and V of all blocks, one behind the other
+    runner._pool = planes.transpose(1, 0, 2)
+    k, v = planes[:, : runner.num_blocks].view(np.uint8)
+    each = runner.layout.plane_bytes
+    runner._memory = group_memory([k, v], [[range(each)], [range(each, 2 * each)]])
 
 
 class WorkerProcess:
@@ -96,6 +108,8 @@ class WorkerProcess:
         self.gateways: dict[GatewayId, GatewayStream] = {}  # by gateway: the stream that counts
         self.sizes = sizes
         self.runner = SimulatedRunner(sizes.num_slices, BLOCK_SIZE, late=sizes.depth > 0, groups=sizes.groups)
+        if role is sizes.of_ranks:
+            divide_among_ranks(self.runner, parts.group_memory)
         scheduler = (
             PrefillScheduler(sizes.chunk)
             if role is WorkerRole.PREFILL

@@ -4,6 +4,7 @@ They pass on the shipped classes, and end with a world at rest. Most of their wo
 what shows a bug is what a client or an operator would see.
 """
 
+from services.config import WorkerRole
 from tests.handoff.processes import Ask, Parts, Sizes, Violation, WorkerProcess
 from tests.handoff.settling import settle
 from tests.handoff.wires import Break, ControlStream, GatewayStream, Stream
@@ -244,4 +245,11 @@ def local_prompts_fill_the_pool(parts: Parts) -> None:
     world = pair(parts, Sizes(num_blocks=7, max_num_seqs=4, chunk=8))
     for first in (100, 200, 300, 400):
         world.ask(Ask(tuple(range(first, first + 9)), 3, alone=True))
+    settle(world, must_complete=True)
+
+
+def a_group_of_ranks_decodes(parts: Parts) -> None:
+    """A prompt is handed to a worker whose blocks are in the pools of two ranks, as the producer's are in one."""
+    world = pair(parts, Sizes(of_ranks=WorkerRole.DECODE))
+    world.ask(Ask(LONG, 4))
     settle(world, must_complete=True)

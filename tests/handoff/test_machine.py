@@ -11,7 +11,16 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from kvtransfer.layer_groups import LayerGroups
 from tests.handoff import schedules
-from tests.handoff.machine import PROMPTS, SLICES, HandoffMachine, SlicesMachine, StretchMachine, search
+from tests.handoff.machine import (
+    PROMPTS,
+    SLICES,
+    HandoffMachine,
+    ProducingRanksMachine,
+    RanksMachine,
+    SlicesMachine,
+    StretchMachine,
+    search,
+)
 from tests.handoff.processes import Ask, Sizes
 from tests.handoff.settling import settle
 from tests.handoff.wires import Break
@@ -24,6 +33,8 @@ from tests.handoff.world import SHIPPED, World
         pytest.param(HandoffMachine, 25, 40, id="moves"),
         pytest.param(StretchMachine, 25, 3, id="stretches"),
         pytest.param(SlicesMachine, 10, 3, id="slices"),
+        pytest.param(RanksMachine, 5, 3, id="ranks"),
+        pytest.param(ProducingRanksMachine, 40, 3, id="producing ranks, slices", marks=pytest.mark.long),
     ],
 )
 def test_no_interleaving_breaks_the_handoff(

@@ -30,6 +30,7 @@ DIRECTED = [
         "linked one way",
         id="linked twice",
     ),
+    pytest.param(schedules.a_group_of_ranks_decodes, bugs.ONE_RANKS_POOL, "wrong tokens", id="one rank's pool"),
     pytest.param(schedules.local_prompts_fill_the_pool, bugs.CHUNKWISE_BLOCKS, "no end for", id="chunkwise blocks"),
 ]
 

@@ -100,6 +100,7 @@ class Flight:
 
     def land_block(self) -> None:
         """Copies the next block as it is now."""
-        to, of = self.read.destination[self.landed], self.read.source[self.landed]
-        self.reader.runner.kv_memory().array[to] = self.source.runner.kv_memory().array[of]
+        block = slice(self.landed, self.landed + 1)
+        there, here = self.source.runner.kv_memory(), self.reader.runner.kv_memory()
+        here.write(self.read.destination[block], 0, there.read(self.read.source[block], 0, there.block_bytes))
         self.landed += 1

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from kvtransfer.block_memory import HostBlocks
+from kvtransfer.block_memory import BlockMemory, HostBlocks
 from kvtransfer.layer_groups import LayerGroups
 from kvtransfer.layout import KvLayout
 from services.engine.runner.base import (
@@ -67,14 +67,14 @@ class SimulatedRunner:
         self.embedding_size = 2
         self.window = window
         self._pool = np.zeros((self.spare_blocks.stop, 2, block_size), dtype=np.float32)
-        self._memory = HostBlocks(self._pool[:num_blocks].reshape(num_blocks, -1).view(np.uint8))
+        self._memory: BlockMemory = HostBlocks(self._pool[:num_blocks].reshape(num_blocks, -1).view(np.uint8))
         self.nan_token = nan_token
         self._late = late
         self._launched: deque[StepInput] = deque()  # steps that did not run yet
         self._ran: deque[StepOutput] = deque()
         self._sampled = np.zeros(0, dtype=np.int32)  # by the last step that ran
 
-    def kv_memory(self) -> HostBlocks:
+    def kv_memory(self) -> BlockMemory:
         """See `Runner.kv_memory`."""
         return self._memory
 
