@@ -363,9 +363,11 @@ def _block_rows(cuts: Sequence[Region], num_blocks: int, place: _Place) -> np.nd
 
 
 def _entries(blocks: np.ndarray, num_blocks: int, num_cuts: int) -> np.ndarray:
-    """Returns int64[num_cuts * n], the entries of blocks (uint32[n]) in a list of these cuts: cut by cut, since NIXL
+    """Returns int[num_cuts * n], the entries of blocks (uint32[n]) in a list of these cuts: cut by cut, since NIXL
     merges entries that follow each other in memory.
     """
+    if num_cuts == 1:
+        return blocks
     first = np.arange(0, num_cuts * num_blocks, num_blocks)
     entries: np.ndarray = (first[:, None] + blocks).reshape(-1)
     return entries
