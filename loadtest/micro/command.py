@@ -126,6 +126,10 @@ _PARTS = {
             ("rounds", 5, "rounds, of which the median counts"),
         ),
     ),
+    "rank_pairs": _Part(
+        "KV blocks between two processes of this host, by the ranks of their workers, over NIXL and over gRPC",
+        (("rounds", 11, "reads of each pair, in turns"),),
+    ),
     "scheduler": _Part(
         "a decode step without the model: schedule, blocks, stop checks, frames",
         (("steps", 400, "steps of each batch"),),

@@ -33,10 +33,10 @@ from services.worker.callers import CALLERS
 from services.worker.kv_bytes import GrpcByteChannel, KvBytesServicer
 from services.worker.transports import make_transports
 
-_NUM_BLOCKS, _BLOCK_BYTES = 256, 192 << 10  # a 4k prompt of a small model: 48 MiB
+NUM_BLOCKS, BLOCK_BYTES = 256, 192 << 10  # a 4k prompt of a small model: 48 MiB
 _READS = 12
-_POLL_S = 0.0005  # as the transfer thread's
-_GENERATION = 1
+POLL_S = 0.0005  # as the transfer thread's
+GENERATION = 1
 
 Read = Callable[[int], float]  # reads a number of blocks, and returns the seconds
 MakeBlocks = Callable[
@@ -46,7 +46,7 @@ MakeBlocks = Callable[
 
 def measure() -> list[Record]:
     """Measures the bytes a second of reads of all blocks; the first read, which connects, is left out."""
-    sizes: Record = {"blocks": _NUM_BLOCKS, "block_kib": _BLOCK_BYTES >> 10, "unit": "GB/s"}
+    sizes: Record = {"blocks": NUM_BLOCKS, "block_kib": BLOCK_BYTES >> 10, "unit": "GB/s"}
     with TemporaryDirectory(prefix="baton-") as directory:
         certificates.make(Path(directory), "127.0.0.1")
         ways: dict[str, tuple[TransportName, Path | None]] = {
@@ -59,11 +59,11 @@ def measure() -> list[Record]:
 
 def _rate(name: TransportName, mtls: Path | None) -> Record:
     try:
-        with reading(name, _NUM_BLOCKS, _BLOCK_BYTES, mtls=mtls) as read:
-            seconds = [read(_NUM_BLOCKS) for _ in range(_READS)][1:]
+        with reading(name, NUM_BLOCKS, BLOCK_BYTES, mtls=mtls) as read:
+            seconds = [read(NUM_BLOCKS) for _ in range(_READS)][1:]
     except (TransportError, EOFError) as error:
         return {"error": f"not here: {error or 'the source process ended'}"}
-    return spread([_NUM_BLOCKS * _BLOCK_BYTES / value / 1e9 for value in seconds], (0, 50, 100))
+    return spread([NUM_BLOCKS * BLOCK_BYTES / value / 1e9 for value in seconds], (0, 50, 100))
 
 
 def host_blocks(num_blocks: int, block_bytes: int, content: int) -> HostBlocks:
@@ -86,7 +86,7 @@ def reading(
     with child(_serve, name, num_blocks, block_bytes, make_blocks, _tls(mtls, WorkerRole.PREFILL)) as producer:
         worker_id, address, descriptor = producer.pipe.recv()
         tls = _tls(mtls, WorkerRole.DECODE)
-        with _end(name, make_blocks(num_blocks, block_bytes, 0), 0, tls) as (source, transport, _):
+        with open_end(name, make_blocks(num_blocks, block_bytes, 0), 0, tls) as (source, transport, _):
             transport.add_worker(worker_id, address, descriptor)
             ids = count()
 
@@ -96,9 +96,9 @@ def reading(
                     number * wanted % (num_blocks - wanted + 1)
                 )  # other blocks, which are in no cache, if there are enough
                 blocks = np.arange(first, first + wanted, dtype=np.uint32)
-                seconds = _read(transport, worker_id, number, blocks)
+                seconds = timed_read(transport, worker_id, number, blocks)
                 arrived = source.memory.blocks.read(blocks, 0, wanted * block_bytes)
-                assert (np.frombuffer(arrived, np.uint8) == _GENERATION).all()
+                assert (np.frombuffer(arrived, np.uint8) == GENERATION).all()
                 return seconds
 
             yield read
@@ -118,20 +118,20 @@ def _serve(
     tls: CertificatePaths | None,
 ) -> None:
     """Runs the producer, which polls until nobody holds the pipe any more."""
-    blocks = make_blocks(num_blocks, block_bytes, _GENERATION)
-    with _end(name, blocks, _GENERATION, tls) as (source, transport, address):
+    blocks = make_blocks(num_blocks, block_bytes, GENERATION)
+    with open_end(name, blocks, GENERATION, tls) as (source, transport, address):
         pipe.send((source.worker_id, address, transport.descriptor()))
-        while not pipe.poll(_POLL_S):
+        while not pipe.poll(POLL_S):
             transport.poll()
 
 
-def _read(transport: Transport, worker: WorkerId, read_id: int, blocks: np.ndarray) -> float:
-    generations = np.full(len(blocks), _GENERATION, dtype=np.uint64)
+def timed_read(transport: Transport, worker: WorkerId, read_id: int, blocks: np.ndarray) -> float:
+    generations = np.full(len(blocks), GENERATION, dtype=np.uint64)
     start = time.perf_counter()
     transport.post(BlockRead(read_id, worker, blocks, blocks, generations))
     ends: list[ReadEnd] = transport.poll()
     while not ends:
-        time.sleep(_POLL_S)
+        time.sleep(POLL_S)
         ends = transport.poll()
     spent = time.perf_counter() - start
     if ends[0].generations is None:
@@ -140,7 +140,7 @@ def _read(transport: Transport, worker: WorkerId, read_id: int, blocks: np.ndarr
 
 
 @contextmanager
-def _end(
+def open_end(
     name: TransportName, blocks: BlockMemory, generation: int, tls: CertificatePaths | None
 ) -> Iterator[tuple[BlockSource, Transport, str]]:
     """Makes one worker's transport and address, with its event loop on a thread, as in a worker."""
