@@ -10,6 +10,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from tests import machine
+from tests.e2e.ranks import RANKS_VARIABLE
 from tests.faults.table import FaultTable
 from tests.skip_guard import OUT_OF_TIME, SkipGuard, read_allowed
 
@@ -57,6 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: runs with --long alone, as continuous integration has it")
     config.addinivalue_line("markers", "faults_long: runs with --long-faults alone")
     config.addinivalue_line("markers", "few(n): of its parameters n run, all of them with --long")
+    os.environ[RANKS_VARIABLE] = str(config.getoption("--ranks"))
     hidden: list[str] = config.getoption("--hide-cpu-feature")
     if hidden and os.environ.get("CI"):
         raise pytest.UsageError("--hide-cpu-feature: continuous integration runs what the processor can")
@@ -85,6 +87,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--long-faults",
         action="store_true",
         help="also run the long ones of tests/faults, as `make test-faults` does",
+    )
+    parser.addoption(
+        "--ranks",
+        type=int,
+        default=1,
+        metavar="N",
+        help="workers of the tests' stacks have so many ranks, where a test does not say how many",
     )
     parser.addoption(
         "--hide-cpu-feature",

@@ -18,6 +18,7 @@ import openai
 from loadtest.ledger import leftovers
 from loadtest.processes import free_ports
 from tests.e2e.forked import BatonProcess
+from tests.e2e.ranks import rank_options
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 120.0, what: str = "the condition") -> float:
@@ -161,7 +162,8 @@ class Stack:
         arguments += ["--redis-url", self.redis_url, "--advertise-host", "127.0.0.1"] if self.redis_url else []
         arguments += [] if self.mtls is None else ["--mtls", str(self.mtls / arguments[0])]
         arguments += ["--kv-memory", self.kv_memory] if self.kv_memory else []
-        arguments += ["--device", "cpu", *self.options, *self.role_options.get(arguments[0], ()), *options]
+        own = [*self.options, *self.role_options.get(arguments[0], ()), *options]
+        arguments += ["--device", "cpu", *own, *rank_options(own)]
         self.workers[name] = BatonProcess(arguments, os.environ | self.environment, prepare or self.prepare)
 
     def heal(self) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.e2e.ranks import rank_options
 from tests.e2e.stack import Endpoint, wait_until
 from tests.processes import is_alive
 
@@ -32,7 +33,7 @@ class UpStack:
         command += ["--prefill", str(self.each), "--decode", str(self.each)]
         command += self.gateway.options
         command += ["--device", "cpu", "--kv-memory", "16MiB", "--num-threads", "1", "--handoff", "always"]
-        command += self.options
+        command += [*self.options, *rank_options(self.options)]
         self.process = self._baton(command)
         try:
             self.heal()
