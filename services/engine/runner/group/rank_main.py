@@ -3,6 +3,7 @@
 python -m services.engine.runner.group.rank_main      its configuration is its parent's: see RankConfig
 """
 
+import gc
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -51,6 +52,8 @@ def main() -> int:
         except ModelError as error:
             answers.write(RankAnswer(refused=str(error)).pack())
             return 1
+        gc.collect()
+        gc.freeze()  # what the model and the libraries made stays
         answers.write(rank.answer.pack())
         try:
             serve(rank)

@@ -30,7 +30,7 @@ _READ, _DONE = range(2)  # words of a reader's line: its position, and the messa
 _LENGTH_BYTES = 8
 _TO_THE_START = -1  # in the place of a length: the next message is at the ring's beginning
 _LOOKS = 200  # before a reader asks the kernel; some 40 µs
-_WAIT_S = 0.1  # at most, in the kernel: a writer that died wakes nobody
+_WAIT_S = 1.0  # at most, in the kernel: a writer that died wakes nobody
 _FULL_S = 0.0001
 _FUTEX = {"x86_64": 202, "aarch64": 98}
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
@@ -143,7 +143,7 @@ class _Futex:
         if self._number is None:
             time.sleep(_FULL_S)
             return
-        span = _TimeSpec(0, int(most_s * 1e9))
+        span = _TimeSpec(int(most_s), int(most_s % 1 * 1e9))
         self._call(self._number, self._address, _FUTEX_WAIT, ctypes.c_uint32(seen), ctypes.byref(span), None, 0)
 
     def wake(self) -> None:
