@@ -113,6 +113,16 @@ def _load_router(names: ExpertNames, tensors: Tensors, experts: Experts, prefix:
     return Router(logits, correction)
 
 
+def _own_turns(config: DecoderConfig) -> range:
+    """Returns a rank's rows where the gates and ups of an expert take turns."""
+    whole = config.whole
+    assert isinstance(whole, DecoderConfig)
+    assert whole.experts is not None
+    columns = whole.experts.intermediate_size
+    own = range(columns) if config.sharded is None else config.sharded.part(columns)
+    return range(2 * own.start, 2 * own.stop)
+
+
 class _OfEach:
     """Reads experts from tensors of their own."""
 
@@ -140,12 +150,10 @@ class _OfAll:
     """Reads experts, one at a time, from the tensors of all experts, in which gates and ups take turns."""
 
     def __init__(self, names: ExpertNames, tensors: Tensors, config: DecoderConfig, prefix: str) -> None:
-        assert config.experts is not None
         of_all = f"{prefix}{names.experts}."
         self._tensors = tensors
         self._gate_up, self._down = f"{of_all}gate_up_proj", f"{of_all}down_proj"
-        width, rank = config.experts.intermediate_size, 0 if config.sharded is None else config.sharded.rank
-        self._turns = range(2 * rank * width, 2 * (rank + 1) * width)  # this rank's gates and ups
+        self._turns = _own_turns(config)
         self._gate_up_biases = tensors.vector(f"{self._gate_up}_bias")
         has_bias = tensors.has(f"{self._down}_bias")
         self._down_biases = tensors.vector(f"{self._down}_bias") if has_bias else None

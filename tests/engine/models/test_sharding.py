@@ -38,10 +38,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral": ("mistral", {"num_key_value_heads": 4}),
     "qwen2": ("qwen2", {}),
+    "qwen2-uneven": ("qwen2", {"intermediate_size": 50}),
     "qwen3-biases": ("qwen3", {"attention_bias": True}),
     "gemma2-tied-biases": ("gemma2", {"tie_word_embeddings": True, "attention_bias": True}),
     "gemma3-mqa": ("gemma3", {"num_key_value_heads": 1}),
     "gpt-oss": ("gpt_oss", {}),
+    "gpt-oss-uneven": ("gpt_oss", {"intermediate_size": 50}),
     "mixtral": ("mixtral", {"num_local_experts": 3}),
     "qwen2-moe-dense-first": ("qwen2_moe", {"mlp_only_layers": [0]}),
     "granite-biases": ("granite", {"attention_bias": True, "mlp_bias": True}),
@@ -131,14 +133,18 @@ def assert_shared_out(source: TensorSource, config: ModelConfig, size: int) -> N
 
 
 def assert_stacked(name: str, parts: list[Tensor], whole: Tensor, config: ModelConfig) -> None:
-    size = len(parts)
-    cut = [part.split(rows_of(name, config.shard(rank, size), len(part))) for rank, part in enumerate(parts)]
+    """Of K and V the ranks have what their KV heads say, of all else each row once."""
+    shards = [config.shard(rank, len(parts)) for rank in range(len(parts))]
+    cut = [part.split(rows_of(name, shard, len(part))) for part, shard in zip(parts, shards, strict=True)]
     for index, expected in enumerate(whole.split(rows_of(name, config, len(whole)))):
         found = [matrices[index] for matrices in cut]
-        copies = sum(map(len, found)) // len(expected)  # of each KV head, if there are fewer than ranks
-        assert copies == (1 if name != "qkv" or index == 0 else max(1, size // config.num_kv_heads))
-        for first in range(copies):
-            assert torch.equal(torch.cat(found[first::copies]), expected), (name, index)
+        if name == "qkv" and index > 0:
+            heads = expected.unflatten(0, (config.num_kv_heads, -1))
+            for own, shard in zip(found, shards, strict=True):
+                assert shard.sharded is not None
+                assert torch.equal(own, heads[list(shard.sharded.kv_heads)].flatten(0, 1)), (name, index)
+        else:
+            assert torch.equal(torch.cat(found), expected), (name, index)
 
 
 def assert_equal(one: Tensor | None, other: Tensor | None) -> None:
@@ -151,14 +157,14 @@ def opened(path: Path) -> tuple[TensorSource, ModelConfig]:
     return open_tensors(path, config, CPU).__enter__(), config
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_ranks_of_a_checkpoint_have_its_weights(name: str, size: int, tmp_path: Path) -> None:
     family, options = FAMILIES[name]
     assert_shared_out(*opened(write_checkpoint(tmp_path / "model", family, **options)), size)
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("name", IN_GGUF)
 def test_the_ranks_of_a_gguf_file_have_its_weights(name: str, size: int, tmp_path: Path) -> None:
     """Four ranks cut blocks of 32 numbers: each has 16 columns of the attention's output, and 24 of the MLP's."""
