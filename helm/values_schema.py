@@ -60,6 +60,7 @@ FLAGS = {
         "--transport": "workers.transport",
         "--device": "workers.device",
         "--dtype": "workers.dtype",
+        "--tensor-parallel-size": "prefill.tensorParallelSize",
         "--kv-memory": "prefill.kvMemory",
         "--max-model-len": "workers.maxModelLen",
         "--drain-timeout": "drainTimeoutSeconds",
@@ -137,6 +138,7 @@ DEFINITIONS: dict[str, Schema] = {
 
 # By the path of a value, or by its last part: what values.yaml does not show.
 RULES: dict[str, Schema] = {
+    "tensorParallelSize": _POSITIVE,
     "fullnameOverride": {"type": "string", "maxLength": 46},
     "imagePullSecrets": _ref("names"),
     "runAsUser": _POSITIVE,

@@ -10,7 +10,7 @@ import pytest
 from tests.checkpoints import FAMILIES
 from tests.e2e.forced_all import run_checks
 from tests.e2e.forced_shapes import SHAPES, names_of
-from tests.e2e.forced_stack import forced_stack
+from tests.e2e.forced_stack import Ranks, forced_stack
 
 ALL_SETTINGS = [name for name in SHAPES if name.endswith("all-settings")]
 OVER_GRPC = ("llama-gqa3-all-settings", "gemma3-gqa3-24-all-settings", "deepseek-v3-odd-heads-all-settings")
@@ -21,6 +21,24 @@ CASES = [*((name, "nixl") for name in ALL_SETTINGS), *((name, "grpc") for name i
 @pytest.mark.parametrize(("name", "transport"), CASES)
 def test_a_shape_whose_requests_are_all_handed_off(name: str, transport: str, tmp_path: Path) -> None:
     with forced_stack(name, transport, tmp_path) as forced:
+        results = run_checks(forced)
+    assert {check: result.problem for check, result in results.items() if result.problem} == {}
+
+
+UNEQUAL = [
+    ("llama-gqa3-all-settings", "nixl", (2, 1)),
+    ("gemma3-gqa3-24-all-settings", "grpc", (1, 3)),
+    ("deepseek-v3-odd-heads-all-settings", "nixl", (3, 2)),
+    ("qwen2-gqa3-all-settings", "grpc", (4, 2)),
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "transport", "ranks"), UNEQUAL)
+def test_handoffs_between_workers_of_different_numbers_of_ranks(
+    name: str, transport: str, ranks: Ranks, tmp_path: Path
+) -> None:
+    with forced_stack(name, transport, tmp_path, ranks=ranks) as forced:
         results = run_checks(forced)
     assert {check: result.problem for check, result in results.items() if result.problem} == {}
 

@@ -51,7 +51,7 @@ def compute_nonsense(rank: psutil.Process) -> None:
     os.kill(rank.pid, SIGNAL)
 
 
-@long
+@pytest.mark.long
 @row(55)
 @pytest.mark.parametrize("hurt", [kill, stop, compute_nonsense])
 def test_a_worker_ends_with_any_of_its_ranks_and_its_streams_go_on_elsewhere(

@@ -157,7 +157,7 @@ def marked(path: str, value: Any, number: int) -> Any:
         case str():
             return FORMS.get(path, FORMS.get(key, "text-{}")).format(number)
         case float() if key == "ttftObjective":  # 0.95 or more
-            return float(f"0.95{number}")
+            return float(f"0.95{number}1")  # a zero at its end would be lost
         case float():
             return number / 1e5
         case int() | None:
