@@ -159,6 +159,16 @@ def test_a_lost_rank_ends_the_step_and_is_told_in_words(model: Path, how: signal
 
 
 @pytest.mark.long
+def test_a_rank_leaves_signals_that_end_workers_to_rank_0(model: Path) -> None:
+    with loaded(engine_of(model, tensor_parallel_size=2)) as group:
+        (rank,) = psutil.Process().children()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            os.kill(rank.pid, number)
+            run(group.runner, a_step(np.arange(40), 0))
+    assert not rank.is_running()
+
+
+@pytest.mark.long
 def test_ranks_end_with_rank_0_however_that_ends(model: Path) -> None:
     ours, theirs = FORKSERVER.Pipe(duplex=False)
     process = FORKSERVER.Process(target=_load_and_wait, args=(engine_of(model, tensor_parallel_size=3), theirs))

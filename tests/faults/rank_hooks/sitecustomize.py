@@ -6,7 +6,7 @@ import signal
 import sys
 from typing import Any
 
-SIGNAL = signal.SIGUSR1
+SIGNAL = signal.SIGRTMIN + 1  # one that no process of Baton takes for itself
 
 
 def _compute_nonsense(_number: int, _frame: Any) -> None:

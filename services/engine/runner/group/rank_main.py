@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from services.engine.runner.group.rank_config import RankAnswer, RankConfig
 from services.process import child_config, lifeline
 from services.process.logs import configure_logging
+from services.process.signals import leave_to_parent
 from services.protocol.model_files.base import ModelError
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def serve(rank: "Rank") -> None:
 def main() -> int:
     """Loads and serves. Returns the exit code."""
     lifeline.hold()
+    leave_to_parent()
     config = child_config.take(RankConfig)
     log_lines = configure_logging(config.log_format)
     from services.engine.kernels.cpu.openmp import load_openmp
