@@ -27,7 +27,7 @@ from loadtest.micro.transport import (
 from loadtest.tables import Record, spread
 from services.config import TransportName
 from services.engine.kernels.cpu.huge_pages import allocate
-from services.engine.kernels.cpu.shared_file import SharedFile
+from services.engine.runner.group.shared_pages import SharedPages
 
 _PAIRS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1))  # ranks of the producer, and of the consumer
 _TRANSPORTS = (TransportName.NIXL, TransportName.GRPC)
@@ -102,15 +102,13 @@ def _ends(
 
 
 def _blocks(num_ranks: int, content: int) -> BlockMemory:
-    """Allocates blocks, all bytes `content`: of one rank in its own memory, of several in memory that they share.
-
-    Both lie at borders of huge pages, as in workers, and have them where the kernel does: where the two sides' bytes
-    are at other places of a page, copies take half as long again.
-    """
+    """Allocates blocks as workers do, all bytes `content`: those of several ranks in memory that they share."""
     each = BLOCK_BYTES // num_ranks
     pools = []
     for _ in range(num_ranks):
-        pool = allocate(NUM_BLOCKS * each) if num_ranks == 1 else SharedFile().take(NUM_BLOCKS * each)
+        pool = (
+            allocate(NUM_BLOCKS * each) if num_ranks == 1 else SharedPages.create("baton-kv", NUM_BLOCKS * each).array
+        )
         pool[:] = content
         pools.append(pool.reshape(NUM_BLOCKS, each))
     if num_ranks == 1:
