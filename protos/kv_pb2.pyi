@@ -30,18 +30,20 @@ class ProducerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[ProducerHello, _Mapping]] = ..., announcement: _Optional[_Union[Announcement, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., pulse: _Optional[_Union[Pulse, _Mapping]] = ...) -> None: ...
 
 class ConsumerHello(_message.Message):
-    __slots__ = ("kv_protocol", "fingerprint", "incarnation", "transports", "hears_pulses")
+    __slots__ = ("kv_protocol", "fingerprint", "incarnation", "transports", "hears_pulses", "reads_regions")
     KV_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     HEARS_PULSES_FIELD_NUMBER: _ClassVar[int]
+    READS_REGIONS_FIELD_NUMBER: _ClassVar[int]
     kv_protocol: int
     fingerprint: str
     incarnation: int
     transports: _containers.RepeatedScalarFieldContainer[str]
     hears_pulses: bool
-    def __init__(self, kv_protocol: _Optional[int] = ..., fingerprint: _Optional[str] = ..., incarnation: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., hears_pulses: _Optional[bool] = ...) -> None: ...
+    reads_regions: bool
+    def __init__(self, kv_protocol: _Optional[int] = ..., fingerprint: _Optional[str] = ..., incarnation: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., hears_pulses: _Optional[bool] = ..., reads_regions: _Optional[bool] = ...) -> None: ...
 
 class ProducerHello(_message.Message):
     __slots__ = ("kv_protocol", "fingerprint", "incarnation", "offers", "process", "sends_pulses")

@@ -1,7 +1,8 @@
 """Descriptors of the `nixl` transport: all that a reader must know of a worker's memory.
 
 It has two forms. A pool whose blocks lie whole has the first one, an address, which workers of versions before regions
-read as well. Any other pool has the second one, a list of regions, which they refuse in words.
+read as well. Any other pool has the second one, a list of regions, which they refuse in words: a producer does not
+offer it to them (`has_regions`).
 """
 
 import struct
@@ -43,6 +44,11 @@ class NixlDescriptor:
         numbers = self.worker_id, self.num_blocks, self.block_bytes, self.generations_address, len(self.regions)
         regions = [self._REGION.pack(each.address, each.stride, each.start, each.end) for each in self.regions]
         return self._SEAL_OF_REGIONS.close(b"".join((self._NUMBERS_OF_REGIONS.pack(*numbers), *regions, rest)))
+
+    @classmethod
+    def has_regions(cls, packed: bytes) -> bool:
+        """Tells whether bytes, which may be anything, are a descriptor of the second form."""
+        return cls._SEAL_OF_REGIONS.is_of(packed)
 
     @classmethod
     def unpack(cls, packed: bytes) -> "NixlDescriptor":

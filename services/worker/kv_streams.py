@@ -17,6 +17,7 @@ from kvtransfer.ids import StreamId, WorkerId
 from kvtransfer.layout import KV_PROTOCOL_VERSION
 from kvtransfer.messages import Open, Pulse, Release, ToConsumer, ToProducer
 from kvtransfer.process import ProcessIdentity
+from kvtransfer.transports.nixl_descriptor import NixlDescriptor
 from protos import kv_pb2, kv_pb2_grpc
 from services.config.hosts import AddressError
 from services.protocol.grpc_options import CLIENT_OPTIONS
@@ -198,6 +199,7 @@ class KvStreams:
             incarnation=identity.worker_id,
             transports=identity.offers,
             hears_pulses=True,
+            reads_regions=True,
         )
 
     def _check(self, hello: kv_pb2.ProducerHello, producer: TakeFrom) -> None:
@@ -228,7 +230,7 @@ class KvServicer(kv_pb2_grpc.KvControlServicer):
         if hello.hears_pulses:
             tasks.append(asyncio.create_task(_pulse(outbox)))
         try:
-            yield kv_pb2.ProducerMessage(hello=self._producer_hello())
+            yield kv_pb2.ProducerMessage(hello=self._producer_hello(hello.reads_regions))
             async for message in outbox.drain():
                 yield pack_to_consumer(message)
         finally:
@@ -272,13 +274,17 @@ class KvServicer(kv_pb2_grpc.KvControlServicer):
         log.info("consumer connected", worker=f"{hello.incarnation:016x}")
         return hello
 
-    def _producer_hello(self) -> kv_pb2.ProducerHello:
+    def _producer_hello(self, reads_regions: bool) -> kv_pb2.ProducerHello:
+        """Offers a consumer of a version before regions nothing that it would refuse: it takes another transport."""
         identity = self._streams.identity
+        offers = {
+            name: key for name, key in identity.offers.items() if reads_regions or not NixlDescriptor.has_regions(key)
+        }
         return kv_pb2.ProducerHello(
             kv_protocol=KV_PROTOCOL_VERSION,
             fingerprint=identity.fingerprint,
             incarnation=identity.worker_id,
-            offers=[kv_pb2.Offer(transport=name, descriptor=key) for name, key in identity.offers.items()],
+            offers=[kv_pb2.Offer(transport=name, descriptor=key) for name, key in offers.items()],
             process=None if identity.process is None else pack_process(identity.process),
             sends_pulses=True,
         )

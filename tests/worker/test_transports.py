@@ -12,6 +12,7 @@ from kvtransfer.layout import KV_PROTOCOL_VERSION
 from kvtransfer.transports.base import Transport
 from kvtransfer.transports.byte_stream import BlockSource, ByteStreamTransport, Dial
 from kvtransfer.transports.memory import MemoryFabric, MemoryTransport
+from kvtransfer.transports.sealed import Seal
 from protos import kv_pb2, kv_pb2_grpc
 from services.config import WorkerRole
 from services.protocol.messages import Abort
@@ -78,6 +79,41 @@ async def test_a_worker_without_a_transport_in_common_is_refused_in_words():
         await call.write(kv_pb2.ConsumerMessage(hello=hello))
         with pytest.raises(grpc.aio.AioRpcError, match="transport grpc are spoken here"):
             await call.read()
+
+
+class _OfRegions(MemoryTransport):
+    """Stands for NIXL in a worker that is a group of ranks."""
+
+    name = "nixl"
+
+    def descriptor(self) -> bytes:
+        """Names regions, whatever they are."""
+        return Seal("nixl", b"BTNX", 4).close(bytes(40))
+
+
+@pytest.mark.parametrize(("reads_regions", "offered"), [(True, ["nixl", "grpc"]), (False, ["grpc"])])
+async def test_a_group_of_ranks_offers_no_regions_to_a_consumer_that_would_refuse_them(
+    reads_regions: bool, offered: list[str]
+):
+    """A worker of a version before regions then reads over gRPC, and none of its handoffs fail."""
+    fabric = MemoryFabric()
+
+    def make(source: BlockSource, dial: Dial) -> list[Transport]:
+        return [_OfRegions(fabric, source.worker_id, source.memory), ByteStreamTransport(source, dial)]
+
+    worker = make_worker(WorkerRole.PREFILL, fabric, transports=make)
+    async with serving(worker) as (port,), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        hello = kv_pb2.ConsumerHello(
+            kv_protocol=KV_PROTOCOL_VERSION,
+            fingerprint="simulated",
+            transports=["nixl", "grpc"],
+            reads_regions=reads_regions,
+        )
+        call = kv_pb2_grpc.KvControlStub(channel).Pair()
+        await call.write(kv_pb2.ConsumerMessage(hello=hello))
+        answer = await call.read()
+        assert [offer.transport for offer in answer.hello.offers] == offered
+        call.cancel()
 
 
 MAKES = """

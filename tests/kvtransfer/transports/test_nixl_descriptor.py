@@ -34,11 +34,13 @@ ONE_AMONG_OTHERS = replace(WHOLE, regions=(Region(0x10000, 5000, 0, 4608),))  # 
 def test_a_pool_of_whole_blocks_has_the_descriptor_of_earlier_versions() -> None:
     assert WHOLE.pack() == OLDER
     assert NixlDescriptor.unpack(OLDER) == WHOLE
+    assert not NixlDescriptor.has_regions(OLDER)
 
 
 @pytest.mark.parametrize("descriptor", [TWO, ONE_AMONG_OTHERS])
 def test_earlier_versions_refuse_a_pool_of_regions_in_words(descriptor: NixlDescriptor) -> None:
     assert NixlDescriptor.unpack(descriptor.pack()) == descriptor
+    assert NixlDescriptor.has_regions(descriptor.pack())
     with pytest.raises(TransportError, match="version 4, this worker knows 3"):
         OLDER_SEAL.open(descriptor.pack(), 0)
 
