@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 import torch
 
-from services.engine.kernels.cpu import coded_linear, coded_products, matmul
+from services.engine.kernels.cpu import coded_products, matmul
 from services.engine.kernels.cpu.coded_linear import FEW_ROWS, CodedLinear
 from services.engine.kernels.cpu.coded_matmul import OWN_ROWS
 from services.engine.kernels.cpu.coded_panels import step_depth
 from services.engine.kernels.cpu.coded_tiles import CODED_ROWS
 from services.engine.kernels.cpu.register_tiles import COLUMNS
+from services.engine.kernels.cpu.scratch import scratch_memory
 from services.engine.kernels.cpu.team import the_team
 from tests.engine.kernels.attention_shapes import POISON, beside, some_of
 from tests.engine.kernels.coded_matrices import KINDS, Kind, assert_close, coded
@@ -70,7 +71,7 @@ def coded_failures(dtype: torch.dtype, most: int | None, seed: int) -> Iterator[
 
 def _multiply(linear: CodedLinear, x: torch.Tensor, *, in_blocks: bool) -> tuple[torch.Tensor, ...]:
     for num_bytes in (coded_products.FEW_SUMS_BYTES, coded_products.SCRATCH_BYTES):
-        coded_linear._scratch_memory(num_bytes).fill(POISON)
+        scratch_memory(num_bytes).fill(POISON)
 
     def multiplied() -> tuple[torch.Tensor, ...]:
         return (linear(x), linear(x, gated=True)) if linear.can_gate else (linear(x),)

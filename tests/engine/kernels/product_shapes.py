@@ -16,6 +16,7 @@ from services.engine.kernels.cpu.amx import matmul as amx_matmul
 from services.engine.kernels.cpu.intrinsics import ISA
 from services.engine.kernels.cpu.packed_linear import PackedLinear
 from services.engine.kernels.cpu.register_tiles import COLUMNS
+from services.engine.kernels.cpu.scratch import scratch_memory
 from services.engine.kernels.cpu.team import the_team
 from services.engine.kernels.cpu.vectors import LANES
 from services.engine.models.linear import KernelProduct, Linear
@@ -97,7 +98,7 @@ def int8_failures(dtype: torch.dtype, most: int | None, seed: int) -> Iterator[s
         (count, in_blocks), columns, depth, has_bias = case
         weight, x = random_weight(columns, depth, has_bias=has_bias), random_rows(count, depth, dtype)
         kernel = weight.linear(dtype)
-        kernel._kernels._memory.fill(POISON)
+        scratch_memory(kernel._kernels.scratch_bytes).fill(POISON)
         try:
             found, *gated = _products(kernel, x, in_blocks=in_blocks)
             assert_product(found, x, weight)
@@ -110,7 +111,7 @@ def int8_failures(dtype: torch.dtype, most: int | None, seed: int) -> Iterator[s
 def _multiply(linear: Linear, x: torch.Tensor, *, in_blocks: bool) -> tuple[torch.Tensor, ...]:
     """The product, and the gated one if the kernel gates it, with all rows at once or in blocks of rows."""
     assert isinstance(linear._kernel, PackedLinear)
-    linear._kernel._kernels._memory.fill(POISON)
+    scratch_memory(linear._kernel._kernels.scratch_bytes).fill(POISON)
     return _products(linear._kernel, x, in_blocks=in_blocks)
 
 

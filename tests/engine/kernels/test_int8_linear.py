@@ -8,6 +8,7 @@ import torch
 
 from services.engine.kernels.cpu.int8_linear import Int8Linear, can_multiply
 from services.engine.kernels.cpu.int8_matmul import MOST_DEPTH
+from services.engine.kernels.cpu.scratch import scratch_memory
 from services.engine.kernels.cpu.team import the_team
 from services.engine.quantization.codes import Code, Inputs
 from tests.engine.kernels.int8_products import (
@@ -29,7 +30,7 @@ def test_shapes_at_borders(dtype: torch.dtype) -> None:
     for number, (rows, columns, depth) in enumerate(SHAPES):
         weight = random_weight(columns, depth, has_bias=number % 2 == 0)
         linear, x = weight.linear(dtype), random_rows(rows, depth, dtype)
-        linear._kernels._memory.fill(POISON)
+        scratch_memory(linear._kernels.scratch_bytes).fill(POISON)
         assert_product(linear(x), x, weight)
         if linear.can_gate:
             assert_gated(linear(x, gated=True), linear(x))
@@ -40,7 +41,7 @@ def test_depths_that_are_multiplied_in_parts(dtype: torch.dtype) -> None:
     for rows, columns, depth in DEEP_SHAPES:
         weight = random_weight(columns, depth)
         linear, x = weight.linear(dtype), random_rows(rows, depth, dtype)
-        linear._kernels._memory.fill(POISON)
+        scratch_memory(linear._kernels.scratch_bytes).fill(POISON)
         assert_product(linear(x), x, weight)
         if linear.can_gate:
             assert_gated(linear(x, gated=True), linear(x))

@@ -7,13 +7,15 @@ import torch
 from torch import Tensor
 
 from services.engine.kernels.cpu import coded_grouped, coded_products
-from services.engine.kernels.cpu.coded_linear import FEW_ROWS, own_rows, scratch
+from services.engine.kernels.cpu.coded_linear import FEW_ROWS
 from services.engine.kernels.cpu.coded_panels import CodedPanels, can_pack, empty_panels, pack_codes, step_depth
 from services.engine.kernels.cpu.coded_products import coded_arithmetic
 from services.engine.kernels.cpu.grouped_matmul import Epilogue
-from services.engine.kernels.cpu.packed_experts import PackedExperts, panels_of_item
+from services.engine.kernels.cpu.packed_experts import PackedExperts
+from services.engine.kernels.cpu.product_items import panels_of_item
 from services.engine.kernels.cpu.register_tiles import COLUMNS, Arithmetic
 from services.engine.kernels.cpu.scale_forms import ScaleForm, scale_form
+from services.engine.kernels.cpu.scratch import own_rows, scratch
 from services.engine.kernels.cpu.team import Kernel, Team
 from services.engine.kernels.routing_numbers import RoutingNumbers
 from services.engine.quantization.codes import Code, CodedMatrix

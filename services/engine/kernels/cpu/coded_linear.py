@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from functools import cache, partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,14 +13,15 @@ from services.engine.kernels.cpu.coded_panels import CodedPanels, can_pack, pack
 from services.engine.kernels.cpu.coded_products import coded_arithmetic
 from services.engine.kernels.cpu.coded_tiles import CODED_ROWS
 from services.engine.kernels.cpu.matmul import MOST_ROWS, padded
+from services.engine.kernels.cpu.packed_linear import padded_bias
+from services.engine.kernels.cpu.product_items import items_of, panels_of_item
 from services.engine.kernels.cpu.register_tiles import COLUMNS, Arithmetic
 from services.engine.kernels.cpu.scale_forms import ScaleForm
-from services.engine.kernels.cpu.team import Kernel, Team, the_team
+from services.engine.kernels.cpu.scratch import own_rows, scratch
+from services.engine.kernels.cpu.team import Kernel, the_team
 from services.engine.quantization.codes import Code, CodedMatrix
 
-# Most panels of an item, and items for each thread, at least: see `packed_linear`. In a product of few rows an item
-# also prepares the rows.
-_MOST_PANELS, _LEAST_ITEMS, _LEAST_ITEMS_OF_FEW = 12, 8, 4
+_LEAST_ITEMS_OF_FEW = 4  # of a thread: in a product of few rows an item also prepares the rows
 _DTYPES = (torch.bfloat16, torch.float32)
 # Above so many rows panels are unpacked. Beside AMX this is an estimate by the rates of instructions, not measured:
 # there, pairs of bfloat16 are multiplied at half the rate of float32 (see `isa.choose`), so that unpacking takes as
@@ -49,10 +49,7 @@ class CodedLinear:
     def _put(self, parts: Sequence["_Part"], bias: Tensor | None) -> None:
         self._parts = tuple(parts)
         self._columns = sum(part.panels.columns for part in parts)
-        self._bias = None
-        if bias is not None:
-            self._bias = torch.zeros(padded(self._columns), dtype=torch.float32)
-            self._bias[: self._columns] = bias
+        self._bias = None if bias is None else padded_bias(bias)
 
     def columns(self, begin: int, end: int) -> "CodedLinear | None":
         """Returns a layer for some columns of the result, which shares their panels; None: they are no whole panels."""
@@ -116,20 +113,19 @@ class _Part:
 
     def multiply(self, x: Tensor, target: Tensor, bias: int, *, gated: bool, unpacks: bool | None) -> None:
         """Writes the product to the target, [rows, columns of whole panels or more]. bias: its address, or 0."""
-        rows_at_once = the_team().rows_at_once
         if unpacks is None:
             unpacks = len(x) > self._kernels.few_rows
-        if rows_at_once is None and not unpacks:
+        if the_team().rows_at_once is None and not unpacks:
             self._multiply_few(x, target, bias, gated=gated)
         else:
-            self._multiply_many(x, target, bias, rows_at_once, gated=gated)
+            self._multiply_many(x, target, bias, gated=gated)
 
     def _multiply_few(self, x: Tensor, target: Tensor, bias: int, *, gated: bool) -> None:
         own, kernels, team, rows = self.panels, self._kernels, the_team(), len(x)
         prepares = rows <= OWN_ROWS
         copies, sums = self._prepared(x, needs_sums=own.has_offsets, prepares=prepares)
         panels = len(own.memory) // (2 if gated else 1)
-        at_once = max(1, min(_MOST_PANELS, panels // (_LEAST_ITEMS_OF_FEW * team.num_threads)))
+        at_once = panels_of_item(team, panels, 1, _LEAST_ITEMS_OF_FEW)
         team.run(
             kernels.few,
             -(-panels // at_once),
@@ -155,16 +151,11 @@ class _Part:
             at_a_time=1,
         )
 
-    def _multiply_many(self, x: Tensor, target: Tensor, bias: int, rows_at_once: int | None, *, gated: bool) -> None:
+    def _multiply_many(self, x: Tensor, target: Tensor, bias: int, *, gated: bool) -> None:
         own, kernels, team, rows = self.panels, self._kernels, the_team(), len(x)
         copies, _ = self._prepared(x, needs_sums=False, prepares=False)
         panels = len(own.memory) // (2 if gated else 1)
-        if rows_at_once is None:
-            rows_at_once = MOST_ROWS
-            blocks = -(-rows // rows_at_once)
-            at_once = max(1, min(_MOST_PANELS, panels * blocks // (_LEAST_ITEMS * team.num_threads)))
-        else:
-            at_once = panels
+        rows_at_once, at_once, _ = items_of(team, rows, panels, MOST_ROWS)
         read = x if copies is None else copies
         team.run(
             kernels.many,
@@ -184,7 +175,7 @@ class _Part:
             rows_at_once,
             at_once,
             2 if gated else 1,
-            kernels.configs.ctypes.data,
+            kernels.configs,
             at_a_time=1,
         )
 
@@ -231,12 +222,11 @@ class _Kernels:
         self.few = coded_matmul.make_few(dtype, code, scales, has_offsets=has_offsets)
         self.many = coded_matmul.make_many(dtype, code, scales, has_offsets=has_offsets, by_amx=by_amx)
         self.few_rows = _FEW_ROWS_BESIDE_AMX if by_amx else FEW_ROWS
-        self.configs = block_configs()
+        self._configs = block_configs()
+        self.configs: int = self._configs.ctypes.data  # their address
         self.prepare = _prepare_kernel(dtype, widens=self.widens)
-        self.few_scratch, self.many_scratch = (
-            scratch(coded_products.FEW_SUMS_BYTES),
-            scratch(coded_products.SCRATCH_BYTES),
-        )
+        self.few_scratch = scratch(coded_products.FEW_SUMS_BYTES)
+        self.many_scratch = scratch(coded_products.SCRATCH_BYTES)
 
     def origin(self) -> "partial[_Kernels]":
         """Returns the call that makes the same in any process."""
@@ -251,21 +241,6 @@ def _kernels(dtype: str, code: Code, scales: ScaleForm, *, has_offsets: bool, by
 @cache
 def _prepare_kernel(dtype: str, *, widens: bool) -> Kernel:
     return coded_inputs.make_prepare(dtype, widens=widens)
-
-
-@cache
-def _scratch_memory(bytes_of_a_thread: int) -> np.ndarray:
-    return np.empty(the_team().max_threads * bytes_of_a_thread + 64, dtype=np.uint8)
-
-
-def scratch(bytes_of_a_thread: int) -> int:
-    """Returns the address of the threads' memory, on a border of cache lines."""
-    return -(-_scratch_memory(bytes_of_a_thread).ctypes.data // 64) * 64
-
-
-def own_rows(team: Team, rows: int, num_bytes: int) -> Tensor:
-    """Returns memory for what one product reads, uint8[rows, bytes]. Results never lie there: see `Recording.empty`."""
-    return team.empty(rows, num_bytes, torch.uint8)
 
 
 def _rows_of(tensor: Tensor | None) -> tuple[int, int]:

@@ -7,19 +7,19 @@ import torch
 from torch import Tensor
 
 from services.engine.kernels.cpu import int8_grouped
-from services.engine.kernels.cpu.coded_linear import own_rows, scratch
 from services.engine.kernels.cpu.grouped_matmul import Epilogue
 from services.engine.kernels.cpu.int8_linear import has_kernel
 from services.engine.kernels.cpu.int8_matmul import DEPTH_OF_STEP, SUMS_BYTES, pack_numbers, put_panels
+from services.engine.kernels.cpu.int8_rows import int8_rows
 from services.engine.kernels.cpu.matmul import WEIGHTS, padded
-from services.engine.kernels.cpu.packed_experts import PackedExperts, panels_of_item
-from services.engine.kernels.cpu.quantize_rows import make_quantize
-from services.engine.kernels.cpu.register_tiles import COLUMNS, Arithmetic, arithmetic_of_codes
+from services.engine.kernels.cpu.packed_experts import PackedExperts
+from services.engine.kernels.cpu.product_items import panels_of_item
+from services.engine.kernels.cpu.register_tiles import COLUMNS
+from services.engine.kernels.cpu.scratch import scratch
 from services.engine.kernels.cpu.team import Kernel, Team
 from services.engine.kernels.routing_numbers import RoutingNumbers
 from services.engine.quantization.codes import CodedMatrix
 
-_LINE = 64  # bytes
 _BIASES = 2  # their place in the numbers of a panel
 
 
@@ -56,8 +56,7 @@ class Int8Experts(PackedExperts):
     def _make_room(self, dtype: str) -> None:
         self._gate_up_panels, self._gate_up_numbers = self._room(self._width, self._hidden, 2)
         self._down_panels, self._down_numbers = self._room(self._hidden, self._width, 1)
-        splits = arithmetic_of_codes() is Arithmetic.SPLIT_BYTES
-        self._quantize, self._code_bytes = _quantize_kernel(dtype, splits=splits), 2 if splits else 1
+        self._rows = int8_rows(dtype)
         self._gate_up, self._down = _product_kernel(dtype, self._epilogue), _product_kernel(dtype, Epilogue.PLAIN)
 
     def _room(self, columns: int, depth: int, parts: int) -> tuple[Tensor, Tensor]:
@@ -85,27 +84,13 @@ class Int8Experts(PackedExperts):
     ) -> Tensor:
         """Multiplies a row for each pair. pairs: the row of x of each; None: x has one for each."""
         panels, steps, blocks = weight.shape[2], weight.shape[3], self.most_blocks(num_pairs)
-        scale_at = -(-steps * DEPTH_OF_STEP * self._code_bytes // _LINE) * _LINE
-        codes = own_rows(team, num_pairs, scale_at + _LINE)
-        team.run(
-            self._quantize,
-            num_pairs,
-            x.data_ptr(),
-            x.stride(0),
-            0 if pairs is None else pairs.data_ptr(),
-            codes.data_ptr(),
-            codes.stride(0),
-            x.shape[1],
-            scale_at,
-        )
+        codes, of_codes = self._rows.read(team, x, num_pairs, steps, 0 if pairs is None else pairs.data_ptr())
         target = team.empty(num_pairs, panels * COLUMNS, x.dtype)
         at_once = panels_of_item(team, panels, blocks)
         team.run(
             kernel,
             blocks * -(-panels // at_once),
-            codes.data_ptr(),
-            codes.stride(0),
-            scale_at,
+            *of_codes,
             plan.data_ptr(),
             target.data_ptr(),
             target.stride(0),
@@ -118,6 +103,7 @@ class Int8Experts(PackedExperts):
             *self._limits,
             at_a_time=1,
         )
+        del codes  # not sooner: the kernel reads them
         return target
 
 
@@ -131,11 +117,6 @@ def _put(matrix: CodedMatrix, panels: Tensor, numbers: Tensor) -> None:
     codes = matrix.codes.view(torch.int8)
     put_panels(panels, codes)
     numbers.copy_(pack_numbers(codes, matrix.scales[:, 0].to(torch.float32), None))
-
-
-@cache
-def _quantize_kernel(dtype: str, *, splits: bool) -> Kernel:
-    return make_quantize(dtype, splits=splits)
 
 
 @cache

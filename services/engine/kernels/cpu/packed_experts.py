@@ -3,7 +3,6 @@
 from functools import cache
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -11,15 +10,14 @@ from torch.nn import functional
 from services.engine.kernels.cpu import grouped_matmul, routing
 from services.engine.kernels.cpu.grouped_matmul import Epilogue
 from services.engine.kernels.cpu.matmul import MOST_ROWS, SCRATCH_BYTES, WEIGHTS, padded, put_panels
+from services.engine.kernels.cpu.product_items import panels_of_item
 from services.engine.kernels.cpu.register_tiles import COLUMNS
 from services.engine.kernels.cpu.routing import MOST_CHOSEN, MOST_EXPERTS, PLAN_WORDS
+from services.engine.kernels.cpu.scratch import scratch
 from services.engine.kernels.cpu.team import Kernel, Team, float_argument, the_team
 from services.engine.kernels.expert_tally import ExpertTally
 from services.engine.kernels.routing_numbers import RoutingNumbers, Scores
 
-# Most panels of an item, fewer if threads would have too few items to share evenly; and items for each thread, at
-# least, as for a single product.
-_MOST_PANELS, _LEAST_ITEMS = 12, 8
 _LINE_WORDS = 16
 _DTYPES = (torch.bfloat16, torch.float32)
 
@@ -30,11 +28,6 @@ class Choice(NamedTuple):
     chosen: Tensor  # int32, at least tokens * top_k
     weights: Tensor  # float32, as many
     top_k: int
-
-
-def panels_of_item(team: Team, panels: int, blocks: int) -> int:
-    """Returns how many panels an item of a product has. blocks: of rows, each of which meets all panels."""
-    return max(1, min(_MOST_PANELS, panels * blocks // (_LEAST_ITEMS * team.num_threads)))
 
 
 def can_pack(numbers: RoutingNumbers, hidden: int, dtype: torch.dtype) -> bool:
@@ -225,7 +218,7 @@ class PackedExperts:
             0 if bias is None else bias.data_ptr(),
             weight.shape[3] * self._of_step,
             panels,
-            _scratch(),
+            scratch(SCRATCH_BYTES),
             panels_at_once,
             (team.num_threads - 1) * panels_at_once,
             *self._limits,
@@ -271,13 +264,3 @@ def _combine_kernel(dtype: str) -> Kernel:
 @cache
 def _widen_kernel(dtype: str) -> Kernel:
     return routing.make_widen(dtype)
-
-
-@cache
-def _scratch_memory() -> np.ndarray:
-    return np.empty(the_team().max_threads * SCRATCH_BYTES + 64, dtype=np.uint8)
-
-
-def _scratch() -> int:
-    """Returns the address of the threads' memory, on a border of cache lines."""
-    return -(-_scratch_memory().ctypes.data // 64) * 64
