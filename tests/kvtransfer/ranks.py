@@ -15,6 +15,7 @@ from kvtransfer.transports.base import Memory
 from tests.kvtransfer.kv_source import CANARY
 
 NUM_BLOCKS = 6
+NUM_BLOCKS_OF_READERS = 9  # another number: each side counts its own
 PLAIN = KvLayout(num_layers=2, num_kv_heads=4, head_dim=8, block_size=4, dtype="bfloat16")
 SLICES = LayerGroups((None, 5, 3), (((0, 1),), ((2, 3), (4, 5)), ((6,),)))
 LAYOUTS = {
@@ -46,7 +47,7 @@ class Ranks:
     def new_memory(self, content: np.ndarray | None = None) -> Memory:
         """Each rank's pool is a mapping of its own. content: uint8[num_blocks, block_bytes]; None: canaries."""
         if content is None:
-            content = np.full((NUM_BLOCKS, self.layout.block_bytes), CANARY, dtype=np.uint8)
+            content = np.full((NUM_BLOCKS_OF_READERS, self.layout.block_bytes), CANARY, dtype=np.uint8)
         pools = [_shared(cut) for cut in self.cut(content)]
         ranges = [self.layout.ranges_of(rank.heads, rank.layers) for rank in self.ranks]
         return Memory(GroupBlocks(pools, ranges), np.zeros(len(content), dtype=np.uint64))

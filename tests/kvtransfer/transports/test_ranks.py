@@ -24,7 +24,7 @@ SIZES = ("1", "2", "3", "4")
 PAIRS = list(product(SIZES, SIZES))
 PIPELINES = [("stages of 1", "1"), ("2", "stages of 1"), ("stages of 2", "4"), ("3", "stages of 2")]
 PIPELINES += [("stages of 2", "stages of 2"), ("stages of 2", "stages of 1"), ("1", "stages of 2")]
-SOURCE, DESTINATION = [4, 1, 2, 5], [0, 3, 4, 2]  # only 1 and 2 follow each other in both pools
+SOURCE, DESTINATION = [4, 1, 2, 5], [0, 3, 4, 8]  # only 1 and 2 follow each other in both pools
 SALT = 1  # of the generations that `block_read` asks for
 _DEADLINE_S = 300.0
 
