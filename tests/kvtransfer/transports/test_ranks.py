@@ -133,7 +133,7 @@ def producer(request: pytest.FixtureRequest) -> Iterator[ProducerProcess]:
     process.close()
 
 
-@pytest.mark.few(14)
+@pytest.mark.few(10)
 @pytest.mark.parametrize(
     ("layout", "of", "to"),
     [
