@@ -5,6 +5,7 @@ from threading import Barrier
 import torch
 from torch import Tensor
 
+from services.engine.kernels.base import BlockSizes
 from services.engine.kernels.ranks import part_of
 
 LONGEST_WAIT_S = 300.0  # a rank that fails ends the others' waits at once
@@ -22,7 +23,7 @@ class ThreadRanks:
     """`Ranks` of one thread. Every rank gets what only rank 0 needs, so that each can sample."""
 
     is_kernel = False
-    block_threads: int | None = None
+    blocks: BlockSizes | None = None
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self.rank, self.size = rank, len(meeting.parts)

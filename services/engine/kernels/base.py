@@ -2,13 +2,20 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 T = TypeVar("T")
 Rows = TypeVar("Rows", bound=Tensor | tuple[Tensor, ...])
+
+
+class BlockSizes(NamedTuple):
+    """Numbers that the blocks of rows of `Operations.by_rows` depend on, where several processes cut the same ones."""
+
+    threads: int  # for so many threads, however many run
+    row_bytes: int  # for rows of so many bytes, whatever a call says
 
 
 class Operations(Protocol):

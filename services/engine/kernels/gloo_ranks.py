@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store
 from torch.nn import functional
 
+from services.engine.kernels.base import BlockSizes
 from services.engine.kernels.ranks import RankLostError, part_of
 
 T = TypeVar("T")
@@ -22,7 +23,7 @@ class GlooRanks:
     """`Ranks` by a process group of its own: torch's default group is not used, so a process may have several."""
 
     is_kernel = False
-    block_threads: int | None = None
+    blocks: BlockSizes | None = None
 
     def __init__(self, store: Store, name: str, rank: int, size: int, patience_s: float) -> None:
         """Waits until all ranks are there. store: one that all of them see. name: of the group, in the store.

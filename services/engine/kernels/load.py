@@ -6,7 +6,7 @@ This module does not import numba before it knows that numba is installed.
 from torch import Tensor
 
 from kvtransfer.layout import KvLayout
-from services.engine.kernels.base import CodedKv, HostOperations, LatentPaged, Paged, PagedTiles, Scoring
+from services.engine.kernels.base import BlockSizes, CodedKv, HostOperations, LatentPaged, Paged, PagedTiles, Scoring
 from services.engine.kernels.cpu.availability import why_no_kernels
 from services.engine.kernels.cpu.openmp import loaded_openmp
 from services.engine.kernels.torch_operations import TorchOperations
@@ -21,13 +21,13 @@ def why_not_fused(dtype: str) -> str | None:
     return None
 
 
-def make_operations(dtype: str, *, fused: bool, block_threads: int | None = None) -> HostOperations:
-    """Makes the small operations of a decoder layer. block_threads: see `Ranks.block_threads`."""
+def make_operations(dtype: str, *, fused: bool, blocks: BlockSizes | None = None) -> HostOperations:
+    """Makes the small operations of a decoder layer. blocks: see `Ranks.blocks`."""
     if not fused:
         return TorchOperations()
     from services.engine.kernels.cpu.operations import FusedOperations
 
-    return FusedOperations(dtype, block_threads)
+    return FusedOperations(dtype, blocks)
 
 
 def make_paged(

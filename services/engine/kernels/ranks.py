@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:  # configurations are read without torch
     from torch import Tensor
 
+    from services.engine.kernels.base import BlockSizes
+
 
 class RankLostError(Exception):
     """Another rank of the model has ended, or computes another step: one line. The results of this step are of no
@@ -22,7 +24,7 @@ class Ranks(Protocol):
     rank: int
     size: int
     is_kernel: bool  # `sum` and `gather` are kernels, which `Operations.replay` and `Operations.by_rows` may contain
-    block_threads: int | None  # for how many threads `Operations.by_rows` cuts rows; None: `is_kernel` is False
+    blocks: "BlockSizes | None"  # into which `Operations.by_rows` cuts rows; None: `is_kernel` is False
 
     def sum(self, x: "Tensor") -> "Tensor":
         """Returns the sum of what all ranks come with, [rows, width], in float32 in the order of the ranks and then

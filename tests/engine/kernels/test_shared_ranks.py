@@ -19,6 +19,7 @@ from services.engine.kernels.ranks import RankLostError, part_of
 from tests.engine.rank_processes import RankProcesses, rank_processes
 
 EPS, WIDTH, VOCAB, MAX_ROWS, NUM_LAYERS = 1e-5, 100, 301, 420, 3
+ROW_BYTES = (100, 12_000, 9_000, 16_000)  # of ranks, of which some have more columns
 DTYPES = {2: torch.bfloat16, 4: torch.float32}
 GROUPS = [(2, 2, 1), (2, 4, 2), (3, 4, 1), (4, 2, 1), (3, 2, 2), (4, 4, 2)]  # ranks, bytes of a number, threads
 
@@ -50,7 +51,7 @@ class Layers:
 
     def __init__(self, ranks: SharedRanks) -> None:
         self._ranks, self._dtype = ranks, DTYPES[ranks.sizes.item_bytes]
-        self.operations = FusedOperations(ranks.sizes.dtype, ranks.block_threads)
+        self.operations = FusedOperations(ranks.sizes.dtype, ranks.blocks)
         self._weights = [
             [numbers(WIDTH, seed=1000 * rank + layer, dtype=self._dtype) for rank in range(ranks.size)]
             for layer in range(NUM_LAYERS)
@@ -88,8 +89,9 @@ def run_steps(ranks: SharedRanks, threads: list[int], num_steps: int, seed: int)
         assert torch.equal(x, total(embedded)), f"step {number}: {rows} rows, embedded"
         expected, body = layers.expected(x), partial(layers.run, x)
         if rows == 400:
-            assert rows_of_a_block(rows, WIDTH, ranks.block_threads or 0) is not None
-            found = operations.by_rows(rows, WIDTH, body)
+            assert ranks.blocks is not None
+            assert rows_of_a_block(rows, ranks.blocks.row_bytes, ranks.blocks.threads) is not None
+            found = operations.by_rows(rows, ROW_BYTES[ranks.rank], body)
         else:
             found = operations.replay((key, rows), (x,), body) if own.random() < 0.7 else body()
         assert torch.equal(found, expected), f"step {number}: {rows} rows"
@@ -116,7 +118,9 @@ def test_every_rank_gets_the_sum_of_all_to_the_bit(
     processes.do(sizes_of(size, item_bytes, threads), run_steps, [threads] * size, 40, size)
 
 
-def test_ranks_with_different_numbers_of_threads_cut_the_same_blocks_of_rows(processes: RankProcesses) -> None:
+def test_ranks_of_different_threads_and_columns_cut_the_same_blocks(
+    processes: RankProcesses,
+) -> None:
     """With blocks of different borders, each would wait for rows that the other has in a later block."""
     processes.do(sizes_of(2, 4, 2), run_steps, [1, 2], 40, 7)
 

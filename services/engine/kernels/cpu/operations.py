@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kvtransfer.layout import KvLayout
-from services.engine.kernels.base import CodedKv, Rows, Scoring, Singles, Tiles
+from services.engine.kernels.base import BlockSizes, CodedKv, Rows, Scoring, Singles, Tiles
 from services.engine.kernels.cpu import small
 from services.engine.kernels.cpu.amx import decode_attention as amx_decode
 from services.engine.kernels.cpu.amx.decode_attention import AmxDecodeAttention
@@ -33,10 +33,10 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 class FusedOperations:
     """`Operations` by compiled kernels, for the dtypes of `elements.ELEMENTS`."""
 
-    def __init__(self, dtype: str, block_threads: int | None = None) -> None:
-        """block_threads: how many threads the blocks of `by_rows` suit; None: those that run."""
+    def __init__(self, dtype: str, blocks: BlockSizes | None = None) -> None:
+        """blocks: into which `by_rows` cuts rows; None: those that suit its arguments, and the threads that run."""
         self._team = the_team()
-        self._block_threads = block_threads
+        self._blocks = blocks
         self._add_norm = _compiled("make_add_norm", dtype, wide=False)
         self._add_normed = _compiled("make_add_normed", dtype)
         self._rotate = _compiled("make_rotate", dtype, wide=False)
@@ -46,7 +46,7 @@ class FusedOperations:
 
     def by_rows(self, num_rows: int, row_bytes: int, body: Callable[[], Rows]) -> Rows:
         """See `Operations.by_rows`."""
-        return self._team.by_rows(num_rows, row_bytes, body, self._block_threads)
+        return self._team.by_rows(num_rows, row_bytes, body, self._blocks)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `Operations.norm`."""

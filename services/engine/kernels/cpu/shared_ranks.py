@@ -16,11 +16,12 @@ kernels of a row follow one another in every way of running them.
 **No wait is forever while all ranks run.** Where kernels run one after the other, directly or in a recording, a rank
 has published all rows of a result before it waits for any: the rank that is the furthest behind waits for nobody.
 `by_rows` has one thread run all kernels for a block of rows, then take the next block, in increasing order. All ranks
-cut the same blocks, whatever number of threads each has (`block_threads`). Take the first block that some rank has not
-finished, and of the ranks that have not, the one that has joined the fewest results of it. A thread of it is in this
-block: blocks before are done, so one was free for it. It waits for a row of this block: every other rank has finished
-the block, or has joined as many results of it, and publishes all rows of one before it waits; so the row is there.
-With blocks of different borders that is not so: the rank would wait for a row that another one has in a later block.
+cut the same blocks, whatever number of threads and columns each has (`RankSizes.blocks`). Take the first block that
+some rank has not finished, and of the ranks that have not, the one that has joined the fewest results of it. A thread
+of it is in this block: blocks before are done, so one was free for it. It waits for a row of this block: every other
+rank has finished the block, or has joined as many results of it, and publishes all rows of one before it waits; so the
+row is there.
+With blocks of other borders on each rank that is not so: a rank would wait for a row of another one's later block.
 
 A rank that ends leaves the others waiting. Whoever watches the processes calls `abort`.
 """
@@ -33,6 +34,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from torch import Tensor
 
+from services.engine.kernels.base import BlockSizes
 from services.engine.kernels.cpu import rank_sums
 from services.engine.kernels.cpu.elements import ELEMENTS
 from services.engine.kernels.cpu.rank_sums import LINE_BYTES, AbortWord
@@ -53,12 +55,19 @@ class RankSizes(NamedTuple):
     width: int  # the widest row that is added up
     vocab: int  # the widest row that is gathered
     item_bytes: int  # of a number: 2 for bfloat16, 4 for float32
-    threads: int  # of each rank, see `Ranks.block_threads`
+    threads: int  # of each rank, about
 
     @property
     def dtype(self) -> str:
         """Returns the dtype of rows."""
         return next(name for name, element in ELEMENTS.items() if element.size == self.item_bytes)
+
+    @property
+    def blocks(self) -> BlockSizes:
+        """Returns the sizes of blocks of rows. Ranks may have different numbers of columns between two products, so
+        these are taken to be four times the width, together, as in most models.
+        """
+        return BlockSizes(self.threads, (self.width + 4 * self.width // self.size) * self.item_bytes)
 
     @property
     def sum_slot_bytes(self) -> int:
@@ -90,7 +99,7 @@ class SharedRanks:
         """Maps the memory of the file, whose descriptor stays the caller's to close."""
         assert 0 <= rank < sizes.size, (rank, sizes.size)
         self.fd, self.rank, self.size, self.sizes = fd, rank, sizes.size, sizes
-        self.block_threads: int | None = sizes.threads
+        self.blocks: BlockSizes | None = sizes.blocks
         self._memory = np.frombuffer(mmap.mmap(fd, sizes.num_bytes), dtype=np.uint8)
         self._start: int = self._memory.ctypes.data
         self._abort_word = self._memory[_ABORT_AT : _ABORT_AT + 8].view(np.int64)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from services.engine.kernels.base import Rows
+from services.engine.kernels.base import BlockSizes, Rows
 from services.engine.kernels.cpu.matmul import MOST_ROWS
 from services.engine.kernels.cpu.openmp import OpenMP, loaded_openmp
 from services.engine.kernels.cpu.per_item import NUM_HEADER
@@ -110,13 +110,14 @@ class Team:
         self._openmp.run(self._program.address, recording.argument(self.num_threads))
         return recording.result
 
-    def by_rows(self, rows: int, row_bytes: int, body: Callable[[], Rows], block_threads: int | None = None) -> Rows:
+    def by_rows(self, rows: int, row_bytes: int, body: Callable[[], Rows], blocks: BlockSizes | None = None) -> Rows:
         """Runs the kernels that `body` runs, all for some rows before all for the next rows, and returns its result.
 
-        row_bytes: bytes that the kernel with the widest rows reads and writes for each row. block_threads: how many
-        threads the blocks of rows suit; None: those that run.
+        row_bytes: bytes that the kernel with the widest rows reads and writes for each row. blocks: what the blocks of
+        rows suit; None: this, and the threads that run.
         """
-        rows_at_once = rows_of_a_block(rows, row_bytes, block_threads or self.num_threads)
+        sizes = blocks or BlockSizes(self.num_threads, row_bytes)
+        rows_at_once = rows_of_a_block(rows, sizes.row_bytes, sizes.threads)
         if self._recording is not None or rows_at_once is None:
             return body()
         recording = self._recording = RowBlocks(rows, rows_at_once, self.max_threads)

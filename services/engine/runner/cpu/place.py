@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from services.engine.kernels.base import BlockSizes
 from services.engine.kernels.ranks import Ranks
 from services.engine.models.base import Weights
 from services.engine.models.model_config import ModelConfig
@@ -19,9 +20,9 @@ class Place:
     pool: np.ndarray | None = None  # uint8, zeroed, of the runner's blocks and spare blocks; None: it allocates them
 
     @property
-    def block_threads(self) -> int | None:
-        """Returns for how many threads rows are cut into blocks; None: for those that run."""
-        return None if self.ranks is None else self.ranks.block_threads
+    def blocks(self) -> BlockSizes | None:
+        """Returns the blocks into which rows are cut; None: those that suit the model and the threads that run."""
+        return None if self.ranks is None else self.ranks.blocks
 
     def connect(self, config: ModelConfig, weights: Weights) -> None:
         """Connects the weights of a rank, which is this one, with the others."""

@@ -92,7 +92,7 @@ class TorchRunner:
             fused=fused,
             before_layer=lambda: None if cores is None else cores.adjust(),
         )
-        operations = make_operations(dtype_name(weights.dtype), fused=fused, block_threads=place.block_threads)
+        operations = make_operations(dtype_name(weights.dtype), fused=fused, blocks=place.blocks)
         if cores is not None:
             operations = SharedCoreOperations(operations, cores)
         self._mask = operations.mask
