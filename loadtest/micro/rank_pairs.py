@@ -28,6 +28,7 @@ from loadtest.tables import Record, spread
 from services.config import TransportName
 from services.engine.kernels.cpu.huge_pages import allocate
 from services.engine.runner.group.shared_pages import SharedPages
+from services.engine.runner.memory import populate
 
 _PAIRS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1))  # ranks of the producer, and of the consumer
 _TRANSPORTS = (TransportName.NIXL, TransportName.GRPC)
@@ -104,13 +105,14 @@ def _ends(
 def _blocks(num_ranks: int, content: int) -> BlockMemory:
     """Allocates blocks as workers do, all bytes `content`: those of several ranks in memory that they share."""
     each = BLOCK_BYTES // num_ranks
-    pools = []
-    for _ in range(num_ranks):
-        pool = (
-            allocate(NUM_BLOCKS * each) if num_ranks == 1 else SharedPages.create("baton-kv", NUM_BLOCKS * each).array
-        )
-        pool[:] = content
-        pools.append(pool.reshape(NUM_BLOCKS, each))
     if num_ranks == 1:
-        return HostBlocks(*pools)
-    return GroupBlocks(pools, [[range(rank * each, (rank + 1) * each)] for rank in range(num_ranks)])
+        pools = [allocate(NUM_BLOCKS * each)]
+    else:
+        pools = [SharedPages.create("baton-kv", NUM_BLOCKS * each).array[: NUM_BLOCKS * each] for _ in range(num_ranks)]
+    shaped = [pool.reshape(NUM_BLOCKS, each) for pool in pools]
+    ranges = [[range(rank * each, (rank + 1) * each)] for rank in range(num_ranks)]
+    blocks = HostBlocks(*shaped) if num_ranks == 1 else GroupBlocks(shaped, ranges)
+    populate(blocks)
+    for pool in pools:
+        pool[:] = content
+    return blocks

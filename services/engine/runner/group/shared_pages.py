@@ -1,21 +1,23 @@
 """Memory that the processes of a group share: a file without a name (memfd), which ends with the last of them."""
 
-import mmap
 import os
 from typing import Self
 
-import numpy as np
+from services.engine.kernels.cpu.shared_file import Mapping
+
+_HUGE = 2 << 20  # bytes of a huge page
 
 
 class SharedPages:
-    """Zeroed memory, mapped by whoever has the descriptor. It costs nothing before it is touched."""
+    """Zeroed memory, mapped by whoever has the descriptor, at a border of huge pages: what asks the kernel for pages
+    (`populate`) may get huge ones, which are read faster here and by other processes. It costs nothing before it is
+    touched.
+    """
 
     def __init__(self, file: int) -> None:
-        """Maps the file, which stays open as long as this exists. Raises OSError."""
+        """Maps the file, which stays open as long as the memory is in use. Raises OSError."""
         self.file = file
-        num_bytes = os.fstat(file).st_size
-        self._memory = mmap.mmap(file, num_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-        self.array = np.frombuffer(self._memory, dtype=np.uint8)  # uint8[num_bytes], page aligned
+        self.array = Mapping(file, os.fstat(file).st_size, writable=True).array()  # uint8[num_bytes]
 
     @classmethod
     def create(cls, name: str, num_bytes: int) -> Self:
@@ -23,8 +25,8 @@ class SharedPages:
         file = os.memfd_create(name, os.MFD_CLOEXEC)
         try:
             os.fchmod(file, 0o600)
-            os.truncate(file, -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)
-            return cls(file)
+            os.truncate(file, -(-num_bytes // _HUGE) * _HUGE)
         except BaseException:
             os.close(file)
             raise
+        return cls(file)
