@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from services.engine.kernels.routing_numbers import RoutingNumbers, Scores
+from services.engine.models.model_config import check_columns
 from services.engine.models.settings import ConfigSettings
 from services.protocol.model_files.base import ModelError
 
@@ -71,8 +72,7 @@ class Experts:
         part: returns the rank's places of so many columns.
         """
         for number in (self.intermediate_size, self.shared_size):
-            if 0 < number < size:
-                raise ModelError(f"{size} ranks cannot share {number} columns of an expert")
+            check_columns(number, size, "columns of an expert")
         own, shared = len(part(self.intermediate_size)), len(part(self.shared_size))
         return replace(self, intermediate_size=own, shared_size=shared)
 

@@ -13,7 +13,7 @@ from services.engine.quantization.schemes import Scheme
 from services.protocol.model_files.base import ModelError
 
 DTYPES = ("float32", "bfloat16", "float16")
-_UNITS = (128, 64, 32, 16, 8, 4, 2, 1)  # of columns that a rank has
+_UNITS = (128, 64, 32, 16, 8, 4, 2)  # of columns that a rank has; kernels multiply pairs of bfloat16
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,13 @@ class Shard:
         return part_of(self.rank, self.size, self.whole.vocab_size)
 
     def part(self, length: int) -> range:
-        """Returns the rank's places of so many, of which all ranks have about the same number.
+        """Returns the rank's places of so many, an even number, of which all ranks have about the same number.
 
         They begin at a multiple of 128 where each rank has eight times as many or more, so that groups of weights in
         codes are not cut; else at one of a smaller power of two.
         """
-        unit = next(unit for unit in _UNITS if length % unit == 0 and (length >= 8 * unit * self.size or unit == 1))
+        unit = next((unit for unit in _UNITS if length % unit == 0 and length >= 8 * unit * self.size), _UNITS[-1])
+        assert length % unit == 0, length
         own = part_of(self.rank, self.size, length // unit)
         return range(own.start * unit, own.stop * unit)
 
@@ -166,9 +167,9 @@ class ModelConfig:
             raise ModelError(f"{size} ranks cannot share a model that makes embeddings or scores alone")
         if self.vocab_size < size:
             raise ModelError(f"{size} ranks cannot share a vocabulary of {self.vocab_size} tokens")
-        for number, words in ((self.num_heads, "attention heads"), (self.intermediate_size, "columns of the MLP")):
-            if 0 < number < size:
-                raise ModelError(f"{size} ranks cannot share {number} {words}")
+        if self.num_heads < size:
+            raise ModelError(f"{size} ranks cannot share {self.num_heads} attention heads")
+        check_columns(self.intermediate_size, size, "columns of the MLP")
         if size > self.num_kv_heads and self.num_heads // self.num_kv_heads < -(-size // self.num_kv_heads):
             raise ModelError(f"{size} ranks cannot share {self.num_heads} heads of {self.num_kv_heads} KV heads")
         shard = Shard(rank, size, self)
@@ -188,6 +189,12 @@ class ModelConfig:
         """
         defaults = {field.name: field.default for field in fields(self.whole)}
         return {name: number for name, number in asdict(self.whole).items() if number != defaults[name]}
+
+
+def check_columns(number: int, size: int, words: str) -> None:
+    """Raises ModelError for columns that so many ranks cannot share. words: what they are."""
+    if size > 1 and (number % _UNITS[-1] or 0 < number < _UNITS[-1] * size):
+        raise ModelError(f"{size} ranks cannot share {number} {words}: each has an even number of them, at least two")
 
 
 def layout_of(config: ModelConfig, block_size: int, dtype: str, *, token_scales: bool = False) -> KvLayout:

@@ -208,12 +208,12 @@ def config_of(**changes: Any) -> ModelConfig:
     return replace(parse_model_config(LLAMA), **changes)
 
 
-@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 20), st.integers(0, 2000))
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 20), st.integers(0, 1000))
 def test_each_query_head_is_where_its_kv_head_is(num_kv_heads: int, group: int, size: int, more_columns: int) -> None:
     """And none is missing, or on two ranks; the same of columns of the MLP. No rank has nothing, or far more than
     another.
     """
-    num_heads, columns = num_kv_heads * group, size + more_columns
+    num_heads, columns = num_kv_heads * group, 2 * (size + more_columns)
     config = config_of(num_heads=num_heads, num_kv_heads=num_kv_heads, intermediate_size=columns)
     if group < -(-size // num_kv_heads) and size > num_kv_heads:
         with pytest.raises(ModelError, match=f"{size} ranks cannot share"):
@@ -228,6 +228,7 @@ def test_each_query_head_is_where_its_kv_head_is(num_kv_heads: int, group: int, 
         shard = own.sharded
         assert (len(shard.heads), len(shard.kv_heads)) == (own.num_heads, own.num_kv_heads)
         assert len(shard.intermediate) == own.intermediate_size
+        assert own.intermediate_size % 2 == 0
         own_group = own.num_heads // own.num_kv_heads
         assert own_group * own.num_kv_heads == own.num_heads
         assert [head // group for head in shard.heads] == [shard.kv_heads[i // own_group] for i in range(own.num_heads)]
@@ -238,7 +239,7 @@ def test_each_query_head_is_where_its_kv_head_is(num_kv_heads: int, group: int, 
     assert places == list(range(columns))
     (fewest_heads, fewest_columns), (most_heads, most_columns) = min(of_ranks), max(of_ranks)
     assert most_heads - fewest_heads <= 1
-    assert 0 < most_columns <= fewest_columns + max(1, fewest_columns // 8)
+    assert 0 < most_columns <= fewest_columns + max(2, fewest_columns // 8)
 
 
 def test_columns_of_codes_are_cut_where_groups_begin() -> None:
@@ -253,7 +254,16 @@ def test_columns_of_codes_are_cut_where_groups_begin() -> None:
     ("changes", "size", "words"),
     [
         ({"num_kv_heads": 1}, 5, "5 ranks cannot share 4 attention heads"),
-        ({"intermediate_size": 3}, 4, "4 ranks cannot share 3 columns of the MLP"),
+        (
+            {"intermediate_size": 6},
+            4,
+            "4 ranks cannot share 6 columns of the MLP: each has an even number of them, at least two",
+        ),
+        (
+            {"intermediate_size": 97},
+            2,
+            "2 ranks cannot share 97 columns of the MLP: each has an even number of them, at least two",
+        ),
         ({"num_heads": 12, "num_kv_heads": 6, "intermediate_size": 20}, 13, "13 ranks cannot share 12 attention heads"),
         ({"num_heads": 7, "num_kv_heads": 7}, 4, None),
         ({"num_heads": 9, "num_kv_heads": 3}, 2, None),

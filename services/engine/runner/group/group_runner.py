@@ -104,7 +104,7 @@ class GroupRunner:
         try:
             self._ranks.check()
         except RankLostError as error:
-            raise RankLostError(self._processes.lost or str(error)) from None
+            raise RankLostError(self._processes.why_lost() or str(error)) from None
 
     def _on_lost(self, reason: str) -> None:
         self._ranks.abort()

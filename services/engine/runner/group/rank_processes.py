@@ -21,6 +21,7 @@ from services.process import child_config, lifeline
 from services.protocol.model_files.base import ModelError
 
 _LOOK_S = 0.2  # between two looks at whether ranks are stopped
+_NOTICED_S = 2.0  # in which the watch has seen what others saw before
 _GRACE_S = 2.0  # for ranks that were told to end
 _STOPPED = ("T", "t")  # in /proc/PID/stat
 
@@ -93,6 +94,7 @@ class RankProcesses:
         self._closing = threading.Event()
         self._watch: threading.Thread | None = None
         self.lost: str | None = None  # why the group is over, in words
+        self._is_lost = threading.Event()
         try:
             for config in configs:
                 self._ranks.append(RankProcess(config))
@@ -113,6 +115,11 @@ class RankProcesses:
         self._watch = threading.Thread(target=self._run, args=(on_lost,), name="ranks", daemon=True)
         self._watch.start()
 
+    def why_lost(self) -> str | None:
+        """Returns why the group is over, for who has noticed that it is; None: no rank is known to be lost."""
+        self._is_lost.wait(_NOTICED_S)
+        return self.lost
+
     def close(self, grace_s: float = _GRACE_S) -> None:
         """Ends the watch, and all ranks, which were told to end."""
         self._closing.set()
@@ -130,6 +137,7 @@ class RankProcesses:
             ended = [fd for fd, _ in poll.poll(_LOOK_S * 1000)]
             if (lost := self._why_lost(ended)) is not None and not self._closing.is_set():
                 self.lost = lost
+                self._is_lost.set()
                 log.error("a rank is lost", reason=lost)
                 for rank in self._ranks:  # the group is over: nobody waits for one that stands still
                     rank.process.kill()
