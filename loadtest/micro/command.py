@@ -120,7 +120,7 @@ _PARTS = {
     "ranks": _Part(
         "steps of a model on several ranks, in turns with one process that has as many threads",
         (
-            ("model", None, "the checkpoint, instead of the demo model"),
+            ("model", None, "the checkpoint, or a directory without weights, instead of the demo model"),
             ("ranks", 2, "ranks"),
             ("context", 120, "tokens of each sequence that decodes"),
             ("rounds", 5, "rounds, of which the median counts"),

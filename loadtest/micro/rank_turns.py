@@ -1,5 +1,6 @@
 """Measures steps of two runners of one model, by turns: one of this process alone, and one of several ranks."""
 
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,8 +9,10 @@ from statistics import median
 import numpy as np
 
 from loadtest.tables import Record
+from services.config import LoadFormat
 from services.config.engine import EngineConfig
 from services.engine.kernels.cpu.isa import known_isa
+from services.engine.kernels.cpu.openmp import loaded_openmp
 from services.engine.runner.base import Runner, SamplingBatch, StepInput, StepTokens
 from services.engine.runner.group.group_runner import GroupRunner
 from services.engine.runner.group.messages import RankStep, RankThreads
@@ -38,7 +41,14 @@ def measure(model: Path, ranks: int, context: int, rounds: int) -> list[Record]:
 
 def _runner(model: Path, size: int, context: int) -> Runner:
     most_tokens = max(rows * (context + new) for rows, new in _STEPS)
-    engine = EngineConfig(model=model, tensor_parallel_size=size, max_num_batched_tokens=2048, block_size=_BLOCK_SIZE)
+    has_weights = not model.is_dir() or any(model.glob("*.safetensors"))
+    engine = EngineConfig(
+        model=model,
+        load_format=LoadFormat.AUTO if has_weights else LoadFormat.DUMMY,
+        tensor_parallel_size=size,
+        max_num_batched_tokens=2048,
+        block_size=_BLOCK_SIZE,
+    )
     runner = load_runner(engine).runner
     assert runner.num_blocks * _BLOCK_SIZE >= most_tokens, "the pool is too small"
     populate(runner.kv_memory(), 0, 2 * most_tokens // _BLOCK_SIZE * runner.layout.block_bytes)
@@ -90,7 +100,9 @@ def _run(runner: Runner, step: StepInput) -> None:
 
 def _seconds(runner: Runner, step: StepInput) -> float:
     """Returns the median time of a step."""
-    times: list[float] = []
+    openmp, times = loaded_openmp(), list[float]()
+    if openmp is not None:  # rank 0 of a group has set its own number, of which the other runner does not know
+        openmp.set_num_threads(len(os.sched_getaffinity(0)))
     until = time.perf_counter() + _SECONDS
     while len(times) < _LEAST_RUNS or time.perf_counter() < until:
         began = time.perf_counter()
