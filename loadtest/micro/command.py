@@ -117,6 +117,10 @@ _PARTS = {
             ("float32", 0, "1: beside float32, and not bfloat16"),
         ),
     ),
+    "rank_sums": _Part(
+        "sums over two ranks of this host, by kernels and by Gloo, in turns; of another class: BATON_CPU_ISA",
+        (("rounds", 9, "rounds, of which the median counts"),),
+    ),
     "ranks": _Part(
         "steps of a model on several ranks, in turns with one process that has as many threads",
         (

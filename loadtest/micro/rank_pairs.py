@@ -7,6 +7,7 @@ Blocks are in no order, as in a pool that was used for a while, so that each is 
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import product
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -30,7 +31,8 @@ from services.engine.kernels.cpu.huge_pages import allocate
 from services.engine.runner.group.shared_pages import SharedPages
 from services.engine.runner.memory import populate
 
-_PAIRS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1))  # ranks of the producer, and of the consumer
+_RANKS = (1, 2, 4)
+_PAIRS = tuple(product(_RANKS, _RANKS))  # ranks of the producer, and of the consumer
 _TRANSPORTS = (TransportName.NIXL, TransportName.GRPC)
 
 _End = tuple[BlockSource, Transport, str]  # the last is the address
@@ -57,6 +59,7 @@ def _records(name: TransportName, rounds: int) -> Iterator[Record]:
             "to_ranks": to,
             "blocks": NUM_BLOCKS,
             "block_kib": BLOCK_BYTES >> 10,
+            "ms": float(np.median(found)) * 1e3,
             "unit": "GB/s",
             **spread(rates, (0, 50, 100)),
             "of_1_1": alone / float(np.median(found)),
