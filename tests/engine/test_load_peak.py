@@ -56,6 +56,7 @@ def engine_of(directory: Path, share: ShareWeights) -> EngineConfig:
     )
 
 
+@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("share", [ShareWeights.ON, ShareWeights.OFF])
 def test_what_is_freed_while_a_model_is_read_is_returned_at_once(share: ShareWeights, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from services.engine.runner.group.step_ring import StepRing
 from tests.forkserver import FORKSERVER
 
 LONGEST = 3000
-NUM_MESSAGES = 5000
+NUM_MESSAGES = 2000
 END = b"end"
 
 
