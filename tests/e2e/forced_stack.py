@@ -79,20 +79,26 @@ def forced_stack(
     config = parse_model_config(open_model(model).config())
     layout = kv_layout(config, BLOCK, torch.float32)
     options = ["--max-num-batched-tokens", str(CHUNK), "--block-size", str(BLOCK), "--transport", transport]
-    kv_memory = f"{math.ceil(NUM_BLOCKS * layout.num_slices * layout.block_bytes / 1024)}KiB"
     with running_redis(directory) as redis:
         stack = Stack(
             model,
             worker_ports(1, 2),
             options,
             redis.url,
-            kv_memory=kv_memory,
+            kv_memory="",
             prepare=prepare,
             prepare_gateway=prepare_gateway,
             role_options={
-                role: ["--tensor-parallel-size", str(number)]
+                role: ["--tensor-parallel-size", str(number), "--kv-memory", _room(config, layout, number)]
                 for role, number in zip(("prefill", "decode"), ranks, strict=True)
             },
         )
         with stack.running():
             yield ForcedStack(name, transport, stack, config, layout)
+
+
+def _room(config: ModelConfig, layout: KvLayout, num_ranks: int) -> str:
+    """The memory for `NUM_BLOCKS` blocks in the pools of so many ranks, several of which may have the same heads."""
+    shards = [config.shard(rank, num_ranks).sharded for rank in range(num_ranks)]
+    of_block = sum(layout.part(shard.kv_heads).block_bytes for shard in shards if shard is not None)
+    return f"{math.ceil(NUM_BLOCKS * layout.num_slices * of_block / 1024)}KiB"
