@@ -89,8 +89,7 @@ def _facts(values: Values) -> Values:
     num_decode = values["num_decode"] if checks.generates(values["model"]) else 0
     if not num_prefill + num_decode:
         raise Refusal("--prefill 0: this model makes embeddings alone, which prefill workers do")
-    sizes = [values.get(name) or engine.tensor_parallel_size for name in ("prefill_tp", "decode_tp")]
-    for size in sizes:
+    for size in {values.get(name) or engine.tensor_parallel_size for name in ("prefill_tp", "decode_tp")}:
         facts = checks.check_model(replace(engine, tensor_parallel_size=size), num_prefill + num_decode)
     sys.stderr.write(f"baton: {checks.summarize_model(engine)}\n")
     has_template = facts.has_chat_template or values.get("chat_template") is not None

@@ -513,10 +513,10 @@ class UpConfig:
     num_prefill: Annotated[int, Option(panel=_PROCESSES, flag="--prefill", min=0, help="Prefill workers.")] = 1
     num_decode: Annotated[int, Option(flag="--decode", min=1, help="Decode workers.")] = 1
     prefill_tp: Annotated[
-        int | None, Option(min=1, metavar="N", help="Ranks of each prefill worker, where not --tensor-parallel-size.")
+        int | None, Option(min=1, metavar="N", help="Ranks of each prefill worker. Default: --tensor-parallel-size.")
     ] = None
     decode_tp: Annotated[
-        int | None, Option(min=1, metavar="N", help="Ranks of each decode worker, where not --tensor-parallel-size.")
+        int | None, Option(min=1, metavar="N", help="Ranks of each decode worker. Default: --tensor-parallel-size.")
     ] = None
     start_timeout_s: Annotated[
         float,

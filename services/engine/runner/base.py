@@ -14,6 +14,7 @@ from services.protocol.sampling import FEW_ALTERNATIVES
 NO_ROWS = np.zeros(0, dtype=np.int64)
 NO_TYPES = np.zeros(0, dtype=np.int32)
 NOT_FINITE = -1  # in the place of a token
+_MANY_PROMPT_TOKENS = 64
 
 
 def _nothing() -> None:
@@ -161,6 +162,11 @@ class StepTokens:
     queries: np.ndarray = field(default_factory=lambda: NO_ROWS)  # int64[Q]: of which hidden states are wanted
     # int32[T], where the model tells tokens of a first text, 0, from those of a second one, 1; empty: all have type 0.
     token_types: np.ndarray = field(default_factory=lambda: NO_TYPES)
+
+    @property
+    def computes_prompts(self) -> bool:
+        """True when there are so many tokens of prompts that they make the step much longer."""
+        return len(self.token_ids) - len(self.seq_lens) >= _MANY_PROMPT_TOKENS
 
     def rows_of(self, queries: np.ndarray) -> np.ndarray:
         """Returns the rows that these query tokens belong to, int64[n]."""

@@ -12,13 +12,13 @@ import structlog
 
 from kvtransfer.block_memory import BlockMemory
 from kvtransfer.regions import areas
+from services.engine.kernels.cpu.shared_file import HUGE_BYTES, MADV_COLLAPSE
 from services.protocol.model_files.base import ModelError
 
 MAX_DEFAULT_KV_BYTES = 4 << 30
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _OWN_MAPPING_BYTES = 128 << 10  # glibc's own size, before it has freed larger memory
-_MADV_POPULATE_WRITE, _MADV_COLLAPSE = 23, 25  # asm-generic/mman-common.h
-_HUGE = 2 << 20  # bytes of a huge page
+_MADV_POPULATE_WRITE = 23  # asm-generic/mman-common.h
 _POPULATED_AT_ONCE = 64 << 20
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -83,9 +83,9 @@ def _collapse(madvise: Callable[..., int], begin: int, end: int) -> None:
     """Asks for huge pages in the place of small ones, which shared memory has otherwise (Linux 6.1). Whatever is not
     collapsed stays as it is.
     """
-    first, last = -(-begin // _HUGE) * _HUGE, end // _HUGE * _HUGE
+    first, last = -(-begin // HUGE_BYTES) * HUGE_BYTES, end // HUGE_BYTES * HUGE_BYTES
     if first < last:
-        madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _MADV_COLLAPSE)
+        madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), MADV_COLLAPSE)
 
 
 def keep_freed_memory() -> None:

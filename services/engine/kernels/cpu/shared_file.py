@@ -28,12 +28,12 @@ from typing import Any
 import numpy as np
 import psutil
 
-_HUGE = 2 << 20  # bytes of a huge page
+HUGE_BYTES = 2 << 20  # bytes of a huge page
 _LINE = 64
 _TAIL = struct.Struct("<QQ32s16s")  # offset and size of the image, digest of the name, _MAGIC
 _MAGIC = b"baton's weights\n"
 _NAME = "baton-weights"
-_MADV_COLLAPSE = 25  # asm-generic/mman-common.h
+MADV_COLLAPSE = 25  # asm-generic/mman-common.h
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # asm-generic/mman.h
 _SEALS = 0xF  # linux/fcntl.h: F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE
 _ADD_SEALS, _GET_SEALS = 1033, 1034  # linux/fcntl.h
@@ -75,7 +75,7 @@ class SharedFile:
         self._used = self._provided = self.huge_bytes = 0
         self._collapses = True
         # Nothing of it is taken before it is written; more than all of the machine's memory never is.
-        capacity = -(-int(psutil.virtual_memory().total) // _HUGE) * _HUGE
+        capacity = -(-int(psutil.virtual_memory().total) // HUGE_BYTES) * HUGE_BYTES
         try:
             file = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.fchmod(file, stat.S_IRUSR | stat.S_IWUSR)
@@ -114,7 +114,7 @@ class SharedFile:
         """
         offset = self._used
         # The end of the file is that of a huge page; the tail lies before it.
-        end = -(-(offset + len(image) + _TAIL.size) // _HUGE) * _HUGE
+        end = -(-(offset + len(image) + _TAIL.size) // HUGE_BYTES) * HUGE_BYTES
         space = self.take(end - offset)
         space[: len(image)] = np.frombuffer(image, dtype=np.uint8)
         space[-_TAIL.size :] = np.frombuffer(_TAIL.pack(offset, len(image), _digest(name), _MAGIC), dtype=np.uint8)
@@ -134,19 +134,19 @@ class SharedFile:
 
     def _provide(self) -> None:
         """Gives the file its pages up to what is taken: huge ones, where there are any."""
-        begin, self._provided = self._provided, -(-self._used // _HUGE) * _HUGE
+        begin, self._provided = self._provided, -(-self._used // HUGE_BYTES) * HUGE_BYTES
         try:
             os.truncate(self.file, self._provided)
         except OSError as error:
             raise _no_room(error) from error
         assert self._array is not None
-        for here in range(begin, self._provided, _HUGE):
+        for here in range(begin, self._provided, HUGE_BYTES):
             if not self._collapses:
                 return
             self._array[here] = 0  # a range without any page is not put into a huge one
             error_number = _collapse(self._mapping.address + here)
             if error_number == 0:
-                self.huge_bytes += _HUGE
+                self.huge_bytes += HUGE_BYTES
             elif error_number != errno.EAGAIN:  # this kernel does not do it, or may not, or has no huge pages left
                 self._collapses = False
 
@@ -230,9 +230,9 @@ def _check(file: int, name: str) -> None:
 
 
 def _collapse(address: int) -> int:
-    """Puts the pages of _HUGE bytes into a huge one. Returns 0, or the number of the error."""
+    """Puts the pages of HUGE_BYTES bytes into a huge one. Returns 0, or the number of the error."""
     libc = ctypes.CDLL(None, use_errno=True)
-    done = libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(_HUGE), _MADV_COLLAPSE) == 0
+    done = libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(HUGE_BYTES), MADV_COLLAPSE) == 0
     return 0 if done else ctypes.get_errno()
 
 
@@ -241,12 +241,12 @@ def _map(file: int, num_bytes: int, *, writable: bool) -> tuple[int, int, int]:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    length = num_bytes + _HUGE
+    length = num_bytes + HUGE_BYTES
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     begin = libc.mmap(None, length, 0, private, -1, 0)
     if begin == ctypes.c_void_p(-1).value:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    address = -(-begin // _HUGE) * _HUGE
+    address = -(-begin // HUGE_BYTES) * HUGE_BYTES
     access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     if libc.mmap(address, num_bytes, access, mmap.MAP_SHARED | _MAP_FIXED, file, 0) != address:
         error = ctypes.get_errno()

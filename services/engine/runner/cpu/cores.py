@@ -49,7 +49,7 @@ _LOOK_AGAIN_S = 0.002
 # In a step of prompts, a thread sleeps after it waited this long for another thread, whose core a decode step may have
 # taken for a while: spinning, it would keep its own core from both. 64 prompts of 462 tokens on 2 cores of an EPYC of
 # Zen 4, prefill and decode apart, medians of three: 4.76 requests/s, and 4.51 where threads spin to the step's end.
-_PROMPTS_SPIN_MS = 1
+PROMPTS_SPIN_MS = 1
 
 
 class Threads(Protocol):
@@ -150,7 +150,7 @@ class CoreShare:
 
     def _spin(self) -> None:
         if self._prompts:
-            self._openmp.spin(_PROMPTS_SPIN_MS)
+            self._openmp.spin(PROMPTS_SPIN_MS)
         else:
             self._openmp.spin()
 

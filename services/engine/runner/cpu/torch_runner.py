@@ -38,7 +38,6 @@ from services.engine.runner.not_finite import rows_not_finite
 from services.engine.runner.pooled import pooled_outputs
 
 _SCORED_AT_ONCE = 256  # tokens of prompts that are scored at once
-_MANY_PROMPT_TOKENS = 64  # fewer do not make a step much longer
 
 
 class TorchRunner:
@@ -143,8 +142,7 @@ class TorchRunner:
         if self._cores is None:
             yield
             return
-        num_prompt_tokens = len(tokens.token_ids) - len(tokens.seq_lens)
-        self._cores.begin(prompts=num_prompt_tokens >= _MANY_PROMPT_TOKENS)
+        self._cores.begin(prompts=tokens.computes_prompts)
         try:
             yield
         finally:

@@ -4,10 +4,8 @@ The ranks wait for each other in every layer, and rows must be cut into the same
 not adjusted in the middle of a step, and rank 0 decides for all.
 """
 
-from services.engine.runner.cpu.cores import CoreShare, Threads
+from services.engine.runner.cpu.cores import PROMPTS_SPIN_MS, CoreShare, Threads
 from services.engine.runner.group.messages import RankThreads
-
-_PROMPTS_SPIN_MS = 1  # see `cores.py`
 
 
 class GroupCores:
@@ -25,7 +23,7 @@ class GroupCores:
         """Starts a step."""
         self._openmp.set_num_threads(self._threads.number)
         if self._threads.prompts:
-            self._openmp.spin(_PROMPTS_SPIN_MS)
+            self._openmp.spin(PROMPTS_SPIN_MS)
         else:
             self._openmp.spin()
 

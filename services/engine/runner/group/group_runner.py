@@ -23,8 +23,6 @@ from services.engine.runner.group.messages import RankCopy, RankStep, pack_end
 from services.engine.runner.group.rank_processes import RankProcesses
 from services.engine.runner.group.step_ring import StepRing
 
-_MANY_PROMPT_TOKENS = 64
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupLinks:
@@ -72,8 +70,7 @@ class GroupRunner:
     def launch(self, step: StepInput) -> None:
         """Runs the step on all ranks."""
         number = next(self._numbers)
-        num_prompt_tokens = len(step.tokens.token_ids) - len(step.tokens.seq_lens)
-        threads = self._cores.lead(prompts=num_prompt_tokens >= _MANY_PROMPT_TOKENS)
+        threads = self._cores.lead(prompts=step.tokens.computes_prompts)
         message = RankStep(number, threads, step.samples_all, step.parts, step.tokens)
         with self._step(number):
             self._ring.send(message.pack())

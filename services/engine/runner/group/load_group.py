@@ -1,6 +1,8 @@
 """Makes the runner of a group of ranks on one host: starts the other ranks, loads rank 0, and waits for all."""
 
 import atexit
+import platform
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,6 +43,8 @@ class LoadedGroup:
 
 def load_group(plan: LoadPlan, share: CoreShare | None, progress: Progress, log_format: LogFormat) -> LoadedGroup:
     """Loads the model of a plan on as many ranks as its configuration says. Raises ModelError."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        raise ModelError("--tensor-parallel-size is for Linux on x86-64")
     openmp = loaded_openmp()
     if openmp is None or share is None:
         raise ModelError("--tensor-parallel-size needs GNU's OpenMP, or one that can stand in for it")
@@ -65,15 +69,17 @@ def load_group(plan: LoadPlan, share: CoreShare | None, progress: Progress, log_
         )
         for rank in range(1, len(shards))
     ]
-    processes = RankProcesses(configs)
+    processes: RankProcesses | None = None
     try:
+        processes = RankProcesses(configs)
         cores, ranks = LeadingCores(openmp, share, len(shards)), meeting.join(0)
         pool = pools[0].array[: shards[0].pool_bytes(num_blocks)]
         own = load_cpu(shards[0], Place(cores, ranks, pool), progress, num_blocks)
         progress.stage("waiting for the other ranks")
         answers = processes.answers()
     except BaseException:
-        processes.close(0.0)
+        if processes is not None:
+            processes.close(0.0)
         raise
     finally:
         meeting.end()

@@ -3,9 +3,7 @@
 import os
 from typing import Self
 
-from services.engine.kernels.cpu.shared_file import Mapping
-
-_HUGE = 2 << 20  # bytes of a huge page
+from services.engine.kernels.cpu.shared_file import HUGE_BYTES, Mapping
 
 
 class SharedPages:
@@ -25,7 +23,7 @@ class SharedPages:
         file = os.memfd_create(name, os.MFD_CLOEXEC)
         try:
             os.fchmod(file, 0o600)
-            os.truncate(file, -(-num_bytes // _HUGE) * _HUGE)
+            os.truncate(file, -(-num_bytes // HUGE_BYTES) * HUGE_BYTES)
         except BaseException:
             os.close(file)
             raise

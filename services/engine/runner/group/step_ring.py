@@ -3,20 +3,18 @@
     ┌────────┬─────────┬─────────┬─────┬──────────────────────────────────────────┐
     │ header │ reader 0│ reader 1│ ... │ messages, one after the other, in a ring │
     └────────┴─────────┴─────────┴─────┴──────────────────────────────────────────┘
-    a cache line each                  _Border bytes from the beginning
+    a cache line each                  at a border of pages
 
 A message is its length and its bytes, and never crosses the end of the ring. Positions only grow; a position's place is
 its remainder by the capacity. The writer waits while a reader has not read what would be overwritten. A reader waits a
 few microseconds by looking, then by the kernel (futex), so that an idle group costs nothing. It says how many messages
 it has done, and the writer can wait for that.
 
-Stores of a processor of this class become visible in their order (x86-64's memory model), which all of this depends on.
+It depends on stores that become visible in their order, as those of x86-64 do; groups are refused elsewhere.
 """
 
 import ctypes
 import mmap
-import os
-import platform
 import time
 from collections.abc import Callable, Sequence
 
@@ -32,7 +30,7 @@ _TO_THE_START = -1  # in the place of a length: the next message is at the ring'
 _LOOKS = 200  # before a reader asks the kernel; some 40 µs
 _WAIT_S = 1.0  # at most, in the kernel: a writer that died wakes nobody
 _FULL_S = 0.0001
-_FUTEX = {"x86_64": 202, "aarch64": 98}
+_FUTEX = 202  # the number of the system call on x86-64
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _EVERYBODY = 0x7FFFFFFF
 
@@ -131,25 +129,20 @@ class StepRing:
 
 
 class _Futex:
-    """A word of 32 bits in shared memory on which processes wait (futex(2)). Without this call, a wait is a sleep."""
+    """A word of 32 bits in shared memory on which processes wait (futex(2))."""
 
     def __init__(self, address: int) -> None:
         self._address = ctypes.c_void_p(address)
-        self._number = _FUTEX.get(platform.machine()) if os.name == "posix" else None
         self._call = ctypes.CDLL(None, use_errno=True).syscall
 
     def wait(self, seen: int, most_s: float) -> None:
         """Waits until another process wakes, `most_s` at most, and not at all if the word is not `seen` any more."""
-        if self._number is None:
-            time.sleep(_FULL_S)
-            return
         span = _TimeSpec(int(most_s), int(most_s % 1 * 1e9))
-        self._call(self._number, self._address, _FUTEX_WAIT, ctypes.c_uint32(seen), ctypes.byref(span), None, 0)
+        self._call(_FUTEX, self._address, _FUTEX_WAIT, ctypes.c_uint32(seen), ctypes.byref(span), None, 0)
 
     def wake(self) -> None:
         """Wakes all that wait."""
-        if self._number is not None:
-            self._call(self._number, self._address, _FUTEX_WAKE, _EVERYBODY, None, None, 0)
+        self._call(_FUTEX, self._address, _FUTEX_WAKE, _EVERYBODY, None, None, 0)
 
 
 def _border_bytes(num_readers: int) -> int:
