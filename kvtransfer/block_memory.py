@@ -6,15 +6,16 @@ and that is not before `write` has returned.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from kvtransfer.regions import Region, cover, one_region
+from kvtransfer.regions import Region, cover, one_region, ranges_of
 
 
-class BlockMemory(Protocol):
-    """A pool of equal blocks, whole or in pieces. Any thread may use it."""
+class BlockBytes(Protocol):
+    """The bytes of equal blocks. Any thread may use them."""
 
     @property
     def num_blocks(self) -> int:
@@ -24,9 +25,21 @@ class BlockMemory(Protocol):
     def block_bytes(self) -> int:
         """Bytes of one block."""
 
+    def read(self, blocks: np.ndarray, start: int, end: int) -> bytes:
+        """Copies bytes `start` to `end` of these blocks (uint32[n]), laid end to end."""
+
+    def write(self, blocks: np.ndarray, start: int, data: bytes | memoryview) -> None:
+        """Writes data into these blocks (uint32[n]), laid end to end, from byte `start` on, before it returns."""
+
+
+class BlockMemory(BlockBytes, Protocol):
+    """A pool of equal blocks, whole or in pieces."""
+
     @property
     def regions(self) -> tuple[Region, ...]:
-        """The addresses of the blocks' bytes. Together they cover a block; they do not change."""
+        """The addresses of the blocks' bytes; they do not change. Together they cover a block, or a part of it where
+        the rest is in other processes.
+        """
 
     @property
     def device(self) -> int | None:
@@ -34,12 +47,6 @@ class BlockMemory(Protocol):
 
     def bind_thread(self) -> None:
         """Makes the pool's device current on this thread, for libraries that use addresses on this thread."""
-
-    def read(self, blocks: np.ndarray, start: int, end: int) -> bytes:
-        """Copies bytes `start` to `end` of these blocks (uint32[n]), laid end to end."""
-
-    def write(self, blocks: np.ndarray, start: int, data: bytes) -> None:
-        """Writes data into these blocks (uint32[n]), laid end to end, from byte `start` on, before it returns."""
 
 
 class HostBlocks:
@@ -67,7 +74,7 @@ class HostBlocks:
         """See `BlockMemory.read`."""
         return b"".join(self._flat[there] for there, _ in spans(blocks, self.block_bytes, start, end))
 
-    def write(self, blocks: np.ndarray, start: int, data: bytes) -> None:
+    def write(self, blocks: np.ndarray, start: int, data: bytes | memoryview) -> None:
         """See `BlockMemory.write`."""
         source = memoryview(data)
         for there, here in spans(blocks, self.block_bytes, start, start + len(data)):
@@ -75,22 +82,28 @@ class HostBlocks:
 
 
 class GroupBlocks:
-    """Whole blocks of a group of ranks, made of the ranks' pools, which are in host memory of this process."""
+    """Blocks of a group of ranks, made of the ranks' pools, which are in host memory of this process.
+
+    Whole blocks; or, where ranks are in other processes too, the bytes of them that the ranks of this one have.
+    """
 
     device: int | None = None
 
-    def __init__(self, pools: Sequence[np.ndarray], ranges: Sequence[Sequence[range]]) -> None:
+    def __init__(
+        self, pools: Sequence[np.ndarray], ranges: Sequence[Sequence[range]], block_bytes: int | None = None
+    ) -> None:
         """pools: of each rank, uint8[num_blocks, bytes of its block], contiguous; their addresses must not change.
 
         ranges: of each rank, the bytes of a whole block that its block consists of, in order (`KvLayout.ranges_of`).
-        Raises ValueError where no rank has a byte.
+        block_bytes: of a whole block of which other processes may have some; None: these ranks have all of it, and
+        ValueError is raised where none of them has a byte.
         """
         assert len({len(pool) for pool in pools}) == 1, "the ranks' pools have as many blocks"
         self.pools, self.ranges = tuple(pools), tuple(map(tuple, ranges))
         self.num_blocks = len(pools[0])
-        self.block_bytes = max(each.stop for own in ranges for each in own)
+        self.block_bytes = block_bytes or max(each.stop for own in ranges for each in own)
         self.regions = tuple(each for pool, own in zip(pools, ranges, strict=True) for each in _regions(pool, own))
-        once = cover(self.regions, self.block_bytes)
+        once = cover(self.regions, self.block_bytes) if block_bytes is None else _once(self.regions)
         self._read_from = [_piece(region, pools) for region in once]
         self._written_to = [_piece(region, pools) for region in self.regions]
 
@@ -98,10 +111,10 @@ class GroupBlocks:
         """Does nothing: every thread has host memory."""
 
     def read(self, blocks: np.ndarray, start: int, end: int) -> bytes:
-        """See `BlockMemory.read`."""
+        """See `BlockMemory.read`. Of bytes that other processes have, nothing: `RangesOf` names those that are here."""
         return b"".join([memory[there] for memory, there, _ in self._spans(self._read_from, blocks, start, end)])
 
-    def write(self, blocks: np.ndarray, start: int, data: bytes) -> None:
+    def write(self, blocks: np.ndarray, start: int, data: bytes | memoryview) -> None:
         """See `BlockMemory.write`. Every rank that has a byte gets it."""
         source = memoryview(data)
         for memory, there, here in self._spans(self._written_to, blocks, start, start + len(data)):
@@ -142,6 +155,19 @@ def _regions(pool: np.ndarray, ranges: Sequence[range]) -> Iterator[Region]:
         if number + 1 == len(ranges) or ranges[number + 1].start != own.stop:
             yield Region(pool.ctypes.data + first, stride, own.stop - (at - first), own.stop)
             first = at
+
+
+def _once(regions: Sequence[Region]) -> list[Region]:
+    """Returns regions that have each byte once that any of these has."""
+    found: list[Region] = []
+    for own in ranges_of(regions):
+        inside = [_moved(each, -own.start) for each in regions if each.start in own]
+        found += [_moved(each, own.start) for each in cover(inside, len(own))]
+    return found
+
+
+def _moved(region: Region, by: int) -> Region:
+    return replace(region, start=region.start + by, end=region.end + by)
 
 
 def _piece(region: Region, pools: Sequence[np.ndarray]) -> _Piece:

@@ -9,9 +9,12 @@ has a pool of its own, with the heads and layers that the rank computes:
 
 Regions cover a block together. They overlap where several ranks have the same head: whoever reads takes one of these
 regions, whoever writes writes to all of them.
+
+Ranks may be in several processes that do not share memory, on several hosts: each process has a part of every block.
+The regions of all parts together cover a block.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -45,17 +48,29 @@ def cover(regions: Sequence[Region], block_bytes: int) -> tuple[Region, ...]:
 
     Raises ValueError where no region has a byte, or one reaches beyond the block.
     """
-    if any(not 0 <= region.start < region.end <= block_bytes for region in regions):
+    return tuple(region for _, region in cover_by([regions], block_bytes))
+
+
+def cover_by(parts: Sequence[Sequence[Region]], block_bytes: int, first: int = 0) -> list[tuple[int, Region]]:
+    """Returns such regions where the bytes of a block lie in several parts, each with the number of its part.
+
+    Where several parts have a byte, it is taken from part `first`, or the next one in a circle that has it. Raises
+    ValueError as `cover`.
+    """
+    order = [(first + number) % len(parts) for number in range(len(parts))]
+    every = [(number, region) for number in order for region in parts[number]]
+    if any(not 0 <= region.start < region.end <= block_bytes for _, region in every):
         raise ValueError(f"regions that are not in a block of {block_bytes} bytes")
-    found: list[Region] = []
+    found: list[tuple[int, Region]] = []
     at = 0
     while at < block_bytes:
-        region = next((region for region in regions if region.start <= at < region.end), None)
-        if region is None:
+        there = next(((number, region) for number, region in every if region.start <= at < region.end), None)
+        if there is None:
             raise ValueError(f"no region has byte {at} of a block of {block_bytes}")
-        found.append(region.part(at, region.end))
+        number, region = there
+        found.append((number, region.part(at, region.end)))
         at = region.end
-    return tuple(found)
+    return found
 
 
 def cut(local: Sequence[Region], remote: Sequence[Region], block_bytes: int) -> list[tuple[Region, Region]]:
@@ -64,14 +79,35 @@ def cut(local: Sequence[Region], remote: Sequence[Region], block_bytes: int) -> 
 
     Each byte comes once for each local region that has it, out of one remote region. Raises ValueError as `cover`.
     """
-    source = cover(remote, block_bytes)
-    pairs = []
+    return cut_by(local, [remote], block_bytes)[0]
+
+
+def cut_by(
+    local: Sequence[Region], parts: Sequence[Sequence[Region]], block_bytes: int, first: int = 0
+) -> list[list[tuple[Region, Region]]]:
+    """Returns such pairs where the bytes to be read lie in several parts, for each part; `first` as of `cover_by`.
+
+    The local regions may be those of one part as well. Raises ValueError as `cover`.
+    """
+    pairs: list[list[tuple[Region, Region]]] = [[] for _ in parts]
+    source = cover_by(parts, block_bytes, first)
     for region in local:
-        for other in source:
+        for number, other in source:
             start, end = max(region.start, other.start), min(region.end, other.end)
             if start < end:
-                pairs.append((region.part(start, end), other.part(start, end)))
+                pairs[number].append((region.part(start, end), other.part(start, end)))
     return pairs
+
+
+def ranges_of(regions: Iterable[Region]) -> tuple[range, ...]:
+    """Returns the bytes of a block that regions have, each once, in the block's order."""
+    found: list[range] = []
+    for region in sorted(regions, key=lambda region: region.start):
+        if found and region.start <= found[-1].stop:
+            found[-1] = range(found[-1].start, max(found[-1].stop, region.end))
+        else:
+            found.append(range(region.start, region.end))
+    return tuple(found)
 
 
 def areas(regions: Sequence[Region], block_bytes: int, start: int, end: int) -> list[tuple[int, int]]:

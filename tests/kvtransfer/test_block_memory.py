@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from kvtransfer.block_memory import BlockMemory
+from kvtransfer.block_memory import BlockMemory, GroupBlocks
+from kvtransfer.block_ranges import RangesOf
 from kvtransfer.regions import Region
 from kvtransfer.transports.base import Memory
 from services.engine.runner.gpu.device_blocks import _STAGING_BYTES, DeviceBlocks
@@ -100,3 +101,54 @@ def test_a_pool_made_in_inference_mode_takes_blocks():
         pool = DeviceBlocks(torch.zeros(4, 64, dtype=torch.uint8))
     pool.write(np.array([2], dtype=np.uint32), 0, b"x" * 64)
     assert pool.read(np.array([1, 2], dtype=np.uint32), 0, 128) == bytes(64) + b"x" * 64
+
+
+RANGES = {
+    "all": [range(300)],
+    "one": [range(40, 41)],
+    "several": [range(3, 50), range(50, 60), range(200, 300)],
+}
+
+
+@pytest.mark.parametrize("ranges", RANGES)
+def test_ranges_of_blocks_are_a_pool_of_shorter_blocks(place: Place, ranges: str):
+    array, random = random_bytes(7, 300), np.random.default_rng(8)
+    pool = make_blocks(array.copy(), place)
+    view = RangesOf(pool, RANGES[ranges])
+    columns = np.concatenate([np.arange(own.start, own.stop) for own in RANGES[ranges]])
+    assert (view.num_blocks, view.block_bytes) == (NUM_BLOCKS, len(columns))
+    for _ in range(20):
+        blocks, start, end = some_range(random, len(columns))
+        assert view.read(blocks, start, end) == array[np.ix_(blocks, columns)].tobytes()[start:end]
+        data = random.bytes(end - start)
+        view.write(blocks, start, memoryview(data))
+        laid = array[np.ix_(blocks, columns)].reshape(-1)
+        laid[start:end] = np.frombuffer(data, np.uint8)
+        array[np.ix_(blocks, columns)] = laid.reshape(blocks.size, len(columns))
+        assert np.array_equal(whole(pool), array)
+
+
+def part_of_blocks() -> tuple[np.ndarray, GroupBlocks]:
+    """Bytes 10 to 40 and 70 to 90 of blocks of 100, in two pools that both have 20 to 30."""
+    array = random_bytes(9, 100)
+    ranges = [[range(10, 30), range(70, 90)], [range(20, 40)]]
+    pools = [np.concatenate([array[:, own.start : own.stop] for own in each], axis=1) for each in ranges]
+    return array, GroupBlocks(pools, ranges, block_bytes=100)
+
+
+def test_a_part_of_every_block_is_read_and_written_where_it_is():
+    array, pool = part_of_blocks()
+    assert (pool.num_blocks, pool.block_bytes) == array.shape
+    view, blocks = RangesOf(pool, [range(12, 40), range(80, 90)]), np.array([5, 2], dtype=np.uint32)
+    columns = np.r_[12:40, 80:90]
+    assert view.read(blocks, 0, 2 * len(columns)) == array[np.ix_(blocks, columns)].tobytes()
+    view.write(blocks, 0, bytes(2 * len(columns)))
+    array[np.ix_(blocks, columns)] = 0
+    assert np.array_equal(pool.pools[0], np.concatenate([array[:, 10:30], array[:, 70:90]], axis=1))
+    assert np.array_equal(pool.pools[1], array[:, 20:40])
+
+
+@pytest.mark.parametrize("missing", [range(9, 12), range(39, 41), range(50, 60), range(5, 5), range(10, 80)])
+def test_bytes_of_other_processes_are_no_ranges_of_a_part(missing: range):
+    with pytest.raises(ValueError, match="not in this pool"):
+        RangesOf(part_of_blocks()[1], [range(20, 30), missing])

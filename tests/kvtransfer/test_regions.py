@@ -1,13 +1,13 @@
 """Regions of any group of ranks: each byte is read once, and written wherever it is. The oracle looks byte by byte."""
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtransfer.regions import Region, areas, cover, cut, one_region
+from kvtransfer.regions import Region, areas, cover, cut, cut_by, one_region, ranges_of
 
 BLOCK_BYTES = 24
 
@@ -60,6 +60,37 @@ def test_cuts_write_each_byte_wherever_it_is_and_read_it_from_one_place(
         byte: address_of(part, 5, byte) for part in cover(remote, BLOCK_BYTES) for byte in range(part.start, part.end)
     }
     assert read == {byte: {address} for byte, address in once.items()}
+
+
+@given(regions(), regions(), st.integers(1, 3))
+def test_cuts_of_several_parts_are_those_of_one_that_has_all_of_their_regions(
+    local: tuple[Region, ...], remote: tuple[Region, ...], num_parts: int
+) -> None:
+    """In the order in which the parts are named: part n has every num_parts-th region, from the n-th on."""
+    parts = [remote[number::num_parts] for number in range(num_parts)]
+    every = [region for part in parts for region in part]
+    found = cut_by(local, parts, BLOCK_BYTES)
+    assert sorted(chain(*found), key=repr) == sorted(cut(local, every, BLOCK_BYTES), key=repr)
+    for part, pairs in zip(parts, found, strict=True):
+        for _, there in pairs:
+            assert any(each.start <= there.start and there.end <= each.end for each in part)
+
+
+@given(regions(), st.integers(0, 2))
+def test_of_parts_that_have_the_same_bytes_the_first_that_is_named_is_read(
+    local: tuple[Region, ...], first: int
+) -> None:
+    whole = [one_region(number * 1000, BLOCK_BYTES) for number in range(3)]
+    found = cut_by(local, whole, BLOCK_BYTES, first)
+    assert [bool(pairs) for pairs in found] == [number == first for number in range(3)]
+
+
+@given(regions(), st.integers(1, 8))
+def test_the_bytes_of_regions_are_told_once_and_in_order(every: tuple[Region, ...], num: int) -> None:
+    having = {byte for region in every[:num] for byte in range(region.start, region.end)}
+    found = ranges_of(every[:num])
+    assert [byte for own in found for byte in own] == sorted(having)
+    assert all(first.stop < second.start for first, second in pairwise(found))
 
 
 def test_blocks_that_both_sides_hold_whole_are_read_whole() -> None:

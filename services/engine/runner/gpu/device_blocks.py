@@ -48,7 +48,7 @@ class DeviceBlocks:
         steps = range(start, end, _STAGING_BYTES)
         return b"".join(self._read(blocks, at, min(at + _STAGING_BYTES, end)) for at in steps)
 
-    def write(self, blocks: np.ndarray, start: int, data: bytes) -> None:
+    def write(self, blocks: np.ndarray, start: int, data: bytes | memoryview) -> None:
         """See `BlockMemory.write`."""
         source = np.frombuffer(data, dtype=np.uint8)
         for at in range(0, len(source), _STAGING_BYTES):
