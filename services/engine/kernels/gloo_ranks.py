@@ -32,6 +32,7 @@ class GlooRanks:
         """
         self.rank, self.size = rank, size
         self._step = -1
+        self._waited_s = 0.0
         self._lost: str | None = None
         self._group: ProcessGroupGloo | None = self._guarded(
             lambda: ProcessGroupGloo(PrefixStore(name, store), rank, size, timedelta(seconds=patience_s))
@@ -72,6 +73,11 @@ class GlooRanks:
         if self._lost is not None:
             raise RankLostError(self._lost)
 
+    @property
+    def waited_s(self) -> float:
+        """See `Ranks.waited_s`: of this rank's exchanges, the bytes' own time among it."""
+        return self._waited_s
+
     def _all(self, x: Tensor) -> list[Tensor]:
         """Returns what each rank comes with."""
         parts = [torch.empty_like(x) for _ in range(self.size)]
@@ -84,10 +90,12 @@ class GlooRanks:
         assert group is not None
         work = group.allgather([parts], [x])
         del group  # or its connections would stay open after `abort`
+        began = time.monotonic()
         while not work.is_completed():
             self.check()
             time.sleep(_LOOK_AGAIN_S)
         work.wait()
+        self._waited_s += time.monotonic() - began
 
     def _guarded(self, act: Callable[[], T]) -> T:
         """Returns what a call of torch returns. Raises RankLostError where it fails: Gloo has one kind of error."""

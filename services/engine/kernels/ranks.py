@@ -49,6 +49,10 @@ class Ranks(Protocol):
     def check(self) -> None:
         """Raises RankLostError after `abort`, of whichever rank."""
 
+    @property
+    def waited_s(self) -> float:
+        """Returns the seconds for which this rank has waited for others in `sum` and `gather` so far."""
+
 
 class RankLink:
     """The place in a rank's weights where the other ranks belong: weights are made, and shared with other workers of

@@ -211,6 +211,32 @@ def test_a_rank_that_misses_a_sum_is_found(processes: RankProcesses) -> None:
     assert processes.do(sizes_of(2), miss_a_sum) == ["the ranks of this model do not compute the same step"] * 2
 
 
+LATE_S = 0.4
+
+
+def be_late(ranks: SharedRanks, path: str) -> list[tuple[float, float]]:
+    """Rank 1 comes late to each sum. Returns what each way of joining says of waits, and what the sum took in all."""
+    gloo = GlooRanks(FileStore(path, ranks.size), "late", ranks.rank, ranks.size, 60.0)
+    found = []
+    for each in (ranks, gloo):
+        each.begin_step(1)
+        each.sum(torch.zeros(3, WIDTH))  # all are there
+        before, began = each.waited_s, time.monotonic()
+        if ranks.rank == 1:
+            time.sleep(LATE_S)
+        each.sum(torch.zeros(3, WIDTH))
+        found.append((each.waited_s - before, time.monotonic() - began))
+        each.end_step()
+    return found
+
+
+def test_waits_are_those_for_a_rank_that_is_late(processes: RankProcesses, tmp_path: Path) -> None:
+    first, late = processes.do(sizes_of(2), be_late, str(tmp_path / "late"))
+    for (waited, took), (waited_of_late, took_of_late) in zip(first, late, strict=True):
+        assert LATE_S / 2 < waited < took + LATE_S / 10
+        assert waited_of_late < took_of_late - LATE_S * 0.9  # whatever else delays it, it has slept
+
+
 def lose_gloo(ranks: SharedRanks, path: str) -> str:
     gloo = GlooRanks(FileStore(path, ranks.size), "lost", ranks.rank, ranks.size, 60.0)
     if ranks.rank == 1:

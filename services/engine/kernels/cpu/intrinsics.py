@@ -146,6 +146,16 @@ def store_release(_context: Any, _pointer: Any, _value: Any) -> Any:
 
 
 @intrinsic
+def cycles(_context: Any) -> Any:
+    """Returns the processor's time stamp, int64: on all its cores the same, and of a constant rate."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
+        return call_intrinsic(builder, "llvm.readcyclecounter", ir.IntType(64))
+
+    return int64(), generate
+
+
+@intrinsic
 def pause(_context: Any) -> Any:
     """Leaves the core to its other hardware thread for a moment."""
 

@@ -17,6 +17,7 @@ from typing import Any
 from services.engine.kernels.cpu.elements import ELEMENTS
 from services.engine.kernels.cpu.intrinsics import (
     call_at,
+    cycles,
     load_acquire,
     long_pointer,
     njit,
@@ -27,6 +28,7 @@ from services.engine.kernels.cpu.per_item import per_item, places
 from services.engine.kernels.cpu.vectors import LANES
 
 LINE_BYTES = 64
+WAIT_LINES = 64
 _TRIES = 500  # before a thread that waits offers its core
 _GOES_ON, _OUT_OF_STEP = 0, 2
 
@@ -40,21 +42,34 @@ class AbortWord(IntEnum):
 
 
 @njit
-def _wait_for(flag: int, value: int, abort: int, sched_yield: int) -> bool:
-    """Waits until the word at an address has the value. Returns False if that does not happen any more."""
-    tries = 0
+def _wait_for(flag: int, value: int, abort: int, sched_yield: int, waited: int) -> bool:
+    """Waits until the word at an address has the value. Returns False if that does not happen any more.
+
+    waited: address of the cycles for which this thread has waited so far.
+    """
+    if load_acquire(long_pointer(flag)) == value:
+        return True
+    began, tries = cycles(), 0
     while True:
         found = load_acquire(long_pointer(flag))
         if found == value:
-            return True
+            break
         if found > value:
             store_release(long_pointer(abort), _OUT_OF_STEP)
         if load_acquire(long_pointer(abort)) != _GOES_ON:
-            return False
+            break
         tries += 1
         if tries % _TRIES == 0:
             call_at(sched_yield, 0)
         pause()
+    long_pointer(waited)[0] += cycles() - began
+    return bool(found == value)
+
+
+@njit
+def _of_thread(waits: int, thread: int) -> int:
+    """Returns the address of a thread's line of the cycles waited; with very many threads some have one together."""
+    return waits + (thread % WAIT_LINES) * LINE_BYTES
 
 
 def _copier(dtype: str) -> Any:
@@ -99,12 +114,13 @@ def make_collect(dtype: str) -> Any:
 
     Arguments of the kernel: out [rows, width], and the elements from row to row in it; width; slots of rank 0; the
     number of rows that have slots; bytes of a slot; int64 counts of the rows; address of the base; bytes from one
-    rank's slots to the next one's; number of ranks; address of the abort word; that of sched_yield.
+    rank's slots to the next one's; number of ranks; address of the abort word; that of sched_yield; that of
+    the cycles waited, a line for each of WAIT_LINES threads.
     """
     element = ELEMENTS[dtype]
     load_vector, store_vector, size = element.load_vector, element.store_vector, element.size
     load, store, pointer = element.load, element.store, element.pointer
-    arg = places("out stride width slots max_rows slot_bytes counts base rank_bytes num_ranks abort sched_yield")
+    arg = places("out stride width slots max_rows slot_bytes counts base rank_bytes num_ranks abort sched_yield waits")
 
     @njit
     def add(first: int, apart: int, num_ranks: int, out: int, width: int) -> None:
@@ -121,12 +137,13 @@ def make_collect(dtype: str) -> Any:
             store(pointer(out), i, single)
 
     @njit
-    def work(a: Any, row: int, _thread: int) -> None:
+    def work(a: Any, row: int, thread: int) -> None:
+        waited = _of_thread(a[arg.waits], thread)
         count, apart, num_ranks = long_pointer(a[arg.counts])[row], a[arg.rank_bytes], a[arg.num_ranks]
         slot = a[arg.slots] + ((count & 1) * a[arg.max_rows] + row) * a[arg.slot_bytes]
         flag = long_pointer(a[arg.base])[0] + count
         for rank in range(num_ranks):
-            if not _wait_for(slot + rank * apart, flag, a[arg.abort], a[arg.sched_yield]):
+            if not _wait_for(slot + rank * apart, flag, a[arg.abort], a[arg.sched_yield], waited):
                 return
         add(slot + LINE_BYTES, apart, num_ranks, a[arg.out] + row * a[arg.stride] * size, a[arg.width])
 
@@ -139,18 +156,20 @@ def make_send(dtype: str) -> Any:
     rank 0 has taken the row before it.
 
     Arguments of the kernel: part [rows, width], and the elements from row to row in it; width; this rank's slots; bytes
-    of a slot; int64 counts of the rows; address of the base; that of the abort word; that of sched_yield.
+    of a slot; int64 counts of the rows; address of the base; that of the abort word; that of sched_yield; that of
+    the cycles waited, as of `make_collect`.
     """
     copy, size = _copier(dtype), ELEMENTS[dtype].size
-    arg = places("part stride width slots slot_bytes counts base abort sched_yield")
+    arg = places("part stride width slots slot_bytes counts base abort sched_yield waits")
 
     @njit
-    def work(a: Any, row: int, _thread: int) -> None:
+    def work(a: Any, row: int, thread: int) -> None:
+        waited = _of_thread(a[arg.waits], thread)
         counts, slot = long_pointer(a[arg.counts]), a[arg.slots] + row * a[arg.slot_bytes]
         count = counts[row] + 1
         counts[row] = count
         before = long_pointer(slot)[0]
-        if not _wait_for(slot + LINE_BYTES, before, a[arg.abort], a[arg.sched_yield]):
+        if not _wait_for(slot + LINE_BYTES, before, a[arg.abort], a[arg.sched_yield], waited):
             return
         copy(a[arg.part] + row * a[arg.stride] * size, slot + 2 * LINE_BYTES, a[arg.width])
         store_release(long_pointer(slot), long_pointer(a[arg.base])[0] + count)
@@ -166,13 +185,15 @@ def make_receive(dtype: str) -> Any:
     Arguments of the kernel: rank 0's own part, and the elements from row to row in it; out [rows, width], and the
     elements from row to row in it; width; slots of rank 0; bytes of a slot; int64 counts of the rows; address of the
     base; bytes from one rank's slots to the next one's; number of ranks; address of the abort word; that of
-    sched_yield.
+    sched_yield; that of the cycles waited, as of `make_collect`.
     """
     copy, size = _copier(dtype), ELEMENTS[dtype].size
-    arg = places("part stride out out_stride width slots slot_bytes counts base rank_bytes num_ranks abort sched_yield")
+    rows, slots = "part stride out out_stride width", "slots slot_bytes counts base rank_bytes num_ranks"
+    arg = places(f"{rows} {slots} abort sched_yield waits")
 
     @njit
-    def work(a: Any, row: int, _thread: int) -> None:
+    def work(a: Any, row: int, thread: int) -> None:
+        waited = _of_thread(a[arg.waits], thread)
         counts, num_ranks, width = long_pointer(a[arg.counts]), a[arg.num_ranks], a[arg.width]
         count = counts[row] + 1
         counts[row] = count
@@ -181,9 +202,21 @@ def make_receive(dtype: str) -> Any:
         for rank in range(1, num_ranks):
             begin, end = rank * width // num_ranks, (rank + 1) * width // num_ranks
             slot = a[arg.slots] + rank * a[arg.rank_bytes] + row * a[arg.slot_bytes]
-            if not _wait_for(slot, flag, a[arg.abort], a[arg.sched_yield]):
+            if not _wait_for(slot, flag, a[arg.abort], a[arg.sched_yield], waited):
                 return
             copy(slot + 2 * LINE_BYTES, out + begin * size, end - begin)
             store_release(long_pointer(slot + LINE_BYTES), flag)
+
+    return work
+
+
+@per_item
+def make_read_cycles() -> Any:
+    """Makes a kernel that writes the processor's time stamp, of which waits are made, to an address, its argument."""
+    arg = places("out")
+
+    @njit
+    def work(a: Any, _item: int, _thread: int) -> None:
+        long_pointer(a[arg.out])[0] = cycles()
 
     return work

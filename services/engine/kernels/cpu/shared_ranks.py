@@ -28,6 +28,7 @@ A rank that ends leaves the others waiting. Whoever watches the processes calls 
 
 import mmap
 import os
+import time
 from functools import cache
 from typing import NamedTuple, Self
 
@@ -107,7 +108,9 @@ class SharedRanks:
         # This process's own: numbers of the results of each row so far, and what the step's flags are counted from.
         self._sum_counts, self._gather_counts = (np.zeros(sizes.max_rows, dtype=np.int64) for _ in range(2))
         self._base = np.zeros(1, dtype=np.int64)
+        self._waits = np.zeros((rank_sums.WAIT_LINES, LINE_BYTES // 8), dtype=np.int64)  # cycles, by thread
         self._kernels = _kernels(sizes.dtype)
+        self._began = time.monotonic(), self._cycles()
 
     @classmethod
     def create(cls, sizes: RankSizes) -> Self:
@@ -189,8 +192,21 @@ class SharedRanks:
                 raise RankLostError("the ranks of this model do not compute the same step")
 
     @property
-    def _waiting(self) -> tuple[int, int]:
-        return self._abort, SCHED_YIELD
+    def waited_s(self) -> float:
+        """See `Ranks.waited_s`: of the thread that has waited most."""
+        most = int(self._waits[:, 0].max())
+        began, at_first = self._began
+        passed_s, passed = time.monotonic() - began, self._cycles() - at_first
+        return passed_s * most / passed if passed > 0 else 0.0
+
+    def _cycles(self) -> int:
+        now = np.zeros(1, dtype=np.int64)
+        the_team().run(self._kernels.read_cycles, 1, now.ctypes.data)
+        return int(now[0])
+
+    @property
+    def _waiting(self) -> tuple[int, int, int]:
+        return self._abort, SCHED_YIELD, self._waits.ctypes.data
 
     def _check_rows(self, x: Tensor) -> None:
         assert str(x.dtype) == f"torch.{self.sizes.dtype}", (x.dtype, self.sizes.dtype)
@@ -202,6 +218,7 @@ class _Kernels(NamedTuple):
     collect: Kernel
     send: Kernel
     receive: Kernel
+    read_cycles: Kernel
 
 
 @cache
@@ -211,6 +228,7 @@ def _kernels(dtype: str) -> _Kernels:
         rank_sums.make_collect(dtype),
         rank_sums.make_send(dtype),
         rank_sums.make_receive(dtype),
+        rank_sums.make_read_cycles(),
     )
 
 
