@@ -1,4 +1,4 @@
-"""The runner of a group of ranks on one host: rank 0, which has the others run each step that it runs.
+"""The runner of a group of ranks: rank 0, which has the others run each step that it runs.
 
     rank 0   send ─▶ step ··· sums ··· logits ─▶ sample ─▶ output
                │            │        │
@@ -9,29 +9,16 @@ those of the whole model, for whoever hands them over: their heads lie in the po
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from itertools import count
 
 from kvtransfer.block_memory import GroupBlocks
 from kvtransfer.layout import KvLayout
-from services.engine.kernels.ranks import RankLostError, Ranks
+from services.engine.kernels.ranks import RankLostError
 from services.engine.runner.base import StepInput, StepOutput
 from services.engine.runner.cpu.torch_runner import TorchRunner
-from services.engine.runner.group.cores import LeadingCores
+from services.engine.runner.group.links import GroupLinks
 from services.engine.runner.group.messages import RankCopy, RankStep, pack_end
-from services.engine.runner.group.rank_processes import RankProcesses
-from services.engine.runner.group.step_ring import StepRing
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GroupLinks:
-    """Rank 0's ways to the other ranks."""
-
-    ring: StepRing
-    ranks: Ranks
-    processes: RankProcesses
-    cores: LeadingCores
 
 
 class GroupRunner:
@@ -46,15 +33,15 @@ class GroupRunner:
         self.has_experts = own.has_experts
         self._tell: Callable[[str], None] = _nobody
         self._own, self._blocks = own, blocks
-        self._ring, self._ranks, self._processes, self._cores = links.ring, links.ranks, links.processes, links.cores
+        self._steps, self._ranks, self._others, self._cores = links.steps, links.ranks, links.others, links.cores
         self._numbers = count(1)
-        links.processes.watch(self._on_lost)
+        links.others.watch(self._on_lost)
 
     def when_lost(self, tell: Callable[[str], None]) -> None:
         """Sets who is told of the loss of a rank, in words, on a thread of its own: the group is over then."""
         self._tell = tell
-        if self._processes.lost is not None:
-            tell(self._processes.lost)
+        if self._others.lost is not None:
+            tell(self._others.lost)
 
     def kv_memory(self) -> GroupBlocks:
         """See `Runner.kv_memory`."""
@@ -64,7 +51,7 @@ class GroupRunner:
         """See `Runner.copy_block`."""
         number = next(self._numbers)
         with self._step(number):
-            self._ring.send(RankCopy(number, source, destination).pack())
+            self._steps.send(RankCopy(number, source, destination).pack())
             self._own.copy_block(source, destination)
 
     def launch(self, step: StepInput) -> None:
@@ -73,7 +60,7 @@ class GroupRunner:
         threads = self._cores.lead(prompts=step.tokens.computes_prompts)
         message = RankStep(number, threads, step.samples_all, step.parts, step.tokens)
         with self._step(number):
-            self._ring.send(message.pack())
+            self._steps.send(message.pack())
             self._own.launch(step)
 
     def collect(self) -> StepOutput:
@@ -82,8 +69,9 @@ class GroupRunner:
 
     def close(self) -> None:
         """Ends the other ranks."""
-        self._ring.send(pack_end())
-        self._processes.close()
+        with suppress(RankLostError):  # one that is lost has ended
+            self._steps.send(pack_end())
+        self._others.close()
 
     @contextmanager
     def _step(self, number: int) -> Iterator[None]:
@@ -92,7 +80,7 @@ class GroupRunner:
             self._ranks.begin_step(number)
             yield
             self._ranks.end_step()
-            self._ring.wait_done(self._ranks.check)
+            self._steps.wait_done(self._ranks.check)
         finally:
             # Whatever else went wrong in a step after a rank was lost comes of that.
             self._check()
@@ -101,7 +89,7 @@ class GroupRunner:
         try:
             self._ranks.check()
         except RankLostError as error:
-            raise RankLostError(self._processes.why_lost() or str(error)) from None
+            raise RankLostError(self._others.why_lost() or str(error)) from None
 
     def _on_lost(self, reason: str) -> None:
         self._ranks.abort()

@@ -16,7 +16,8 @@ from services.engine.runner.cpu.cores import CoreShare
 from services.engine.runner.cpu.load import load_cpu, weight_bytes
 from services.engine.runner.cpu.place import Place
 from services.engine.runner.group.cores import LeadingCores
-from services.engine.runner.group.group_runner import GroupLinks, GroupRunner
+from services.engine.runner.group.group_runner import GroupRunner
+from services.engine.runner.group.links import GroupLinks
 from services.engine.runner.group.meeting import Meeting
 from services.engine.runner.group.messages import longest_message
 from services.engine.runner.group.rank_config import RankAnswer, RankConfig

@@ -8,6 +8,7 @@ from services.engine.runner.cpu.load import load_cpu
 from services.engine.runner.cpu.place import Place
 from services.engine.runner.cpu.torch_runner import TorchRunner
 from services.engine.runner.group.cores import GroupCores
+from services.engine.runner.group.links import StepReader
 from services.engine.runner.group.meeting import Meeting
 from services.engine.runner.group.rank_config import RankAnswer, RankConfig
 from services.engine.runner.group.shared_pages import SharedPages
@@ -21,7 +22,7 @@ class Rank:
     """A rank that has loaded."""
 
     runner: TorchRunner
-    ring: StepRing
+    steps: StepReader
     ranks: Ranks
     cores: GroupCores
     answer: RankAnswer

@@ -22,7 +22,7 @@ def serve(rank: "Rank") -> None:
     """Runs what rank 0 sends until it says that it is over. Raises RankLostError if another rank is lost."""
     from services.engine.runner.group.messages import RankCopy, RankStep, unpack
 
-    while (message := unpack(rank.ring.receive())) is not None:
+    while (message := unpack(rank.steps.receive())) is not None:
         rank.ranks.begin_step(message.number)
         match message:
             case RankStep():
@@ -31,7 +31,7 @@ def serve(rank: "Rank") -> None:
             case RankCopy():
                 rank.runner.copy_block(message.source, message.destination)
         rank.ranks.end_step()
-        rank.ring.done()
+        rank.steps.done()
 
 
 def main() -> int:
