@@ -52,7 +52,7 @@ class RoleInterceptor(grpc.aio.ServerInterceptor):
             code, why = grpc.StatusCode.PERMISSION_DENIED, f"{method} is for {who}, not for {', '.join(names)}"
         else:
             return
-        log.warning("call refused", method=method, names=names, address=context.rank_tls(), reason=why)
+        log.warning("call refused", method=method, names=names, address=context.peer(), reason=why)
         await context.abort(code, why)
 
 
