@@ -55,6 +55,8 @@ def _workers(q: Queries) -> list[Panel]:
         Panel("Numbers that are not finite", [q.of_workers("baton_worker_not_finite")]),
         Panel("Busiest expert, worst layer", [q.of_workers("baton_worker_worst_expert_imbalance")]),
         Panel("Busiest expert, mean of layers", [q.of_workers("baton_worker_mean_expert_imbalance")]),
+        Panel("Slowest rank", [q.of_workers("baton_worker_slowest_rank")]),
+        Panel("Waited for the slowest", [q.of_workers("baton_worker_waited_for_slowest_rank")], "percentunit"),
         Panel("Drains", [q.of_workers("baton_worker_draining")]),
         Panel("Workers that do not fit, and why", [_refused(q)], shape=Shape.TABLE),
         Panel("Share of time in garbage collections", [pauses], "percentunit"),

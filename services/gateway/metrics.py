@@ -44,6 +44,14 @@ _LOAD_GAUGES = {  # by field of Load
         "baton_worker_mean_expert_imbalance",
         "Tokens of the busiest expert over the mean, in the last minute, mean over the layers.",
     ),
+    "slowest_rank": (
+        "baton_worker_slowest_rank",
+        "Of a model on several ranks: the one that the others waited for in the last minute of steps.",
+    ),
+    "waited_for_slowest_rank": (
+        "baton_worker_waited_for_slowest_rank",
+        "Share of steps, in their last minute, for which the other ranks waited for the slowest.",
+    ),
     "gc_collections": ("baton_worker_gc_collections", "Garbage collections since it started."),
     "gc_pause_us": ("baton_worker_gc_pause_microseconds", "How long they stopped it, in all."),
 }

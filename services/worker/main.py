@@ -93,7 +93,7 @@ def _load(config: WorkerConfig, scheduler: Scheduler, gc_watch: GcWatch, tls: Ce
         guidance=_guidance(open_model(engine.model), loaded),
         decode_pause_s=no_pause if loaded.cores is None else loaded.cores.decode_pause_s,
         num_ranks=engine.tensor_parallel_size,
-        when_lost=loaded.when_lost,
+        group=loaded.group,
         drain_timeout_s=config.process.drain_timeout_s,
         tls=tls,
         health_address=None if config.health_port is None else host_port(config.host, config.health_port),

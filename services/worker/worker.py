@@ -31,7 +31,7 @@ from kvtransfer.transports.byte_stream import BlockSource, ByteStreamTransport, 
 from protos import kv_pb2_grpc, worker_pb2_grpc
 from services.config import WorkerRole
 from services.engine.engine import Engine
-from services.engine.runner.base import LoadedWeights, Runner
+from services.engine.runner.base import LoadedWeights, RankGroup, Runner
 from services.engine.sampling.guidance import Guidance
 from services.engine.schedulers.base import Scheduler
 from services.engine.self_check import SelfCheckError
@@ -92,8 +92,7 @@ class WorkerParts:
     guidance: Guidance | None = None  # of answers that match grammars; None: it takes no requests for them
     decode_pause_s: Callable[[], float] = no_pause  # see EngineThread
     num_ranks: int = 1  # processes that share the model, this one included
-    # Has the loss of one of the runner's processes told, in words; None: it is in this process.
-    when_lost: Callable[[Callable[[str], None]], None] | None = None
+    group: RankGroup | None = None  # of these processes; None: there is one
     drain_timeout_s: float = 30.0  # the time of a whole drain
     tls: CertificateFiles | None = None  # of this worker; None: it speaks plain text
     health_address: str | None = None  # host:port for health alone, as plain text; None: no such port
@@ -132,7 +131,7 @@ class Worker:
         marks = HandleMarks()
         producer = Producer(self._worker_id, marks)
         consumer = Consumer(block_bytes=parts.runner.layout.block_bytes)
-        core = WorkerCore(engine, self._worker_id, producer, consumer, marks, parts.gc_watch)
+        core = WorkerCore(engine, self._worker_id, producer, consumer, marks, parts.gc_watch, parts.group)
         self.engine = EngineThread(core, self._on_outputs, self._on_fatal, parts.decode_pause_s)
         if parts.guidance is not None:
             parts.guidance.grammars.on_compiled = lambda: self.engine.call(lambda core, now: core.grammar_compiled())
@@ -156,8 +155,8 @@ class Worker:
         self._kv = KvStreams(self.engine, self._transfer, identity, self._channels)
         self._gateways = GatewayServicer(self.engine, self._hello(tuple(offers)), self._kv.ensure, self._asked_to_drain)
         self.engine.start()
-        if self._parts.when_lost is not None:
-            self._parts.when_lost(self._on_fatal)
+        if self._parts.group is not None:
+            self._parts.group.when_lost(self._on_fatal)
         self._watching = asyncio.create_task(supervised("the watch on the engine", self._watch.run))
         self._providing = asyncio.create_task(supervised("pages ahead", self._pages.run))
         port = await self._open(address)

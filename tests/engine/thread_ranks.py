@@ -24,6 +24,7 @@ class ThreadRanks:
 
     is_kernel = False
     blocks: BlockSizes | None = None
+    waited_s = 0.0
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self.rank, self.size = rank, len(meeting.parts)

@@ -184,7 +184,7 @@ class _ChunkwiseScheduler(DecodeScheduler):
 class _OneRanksPool(GroupBlocks):
     """The bytes of the second rank are not written."""
 
-    def write(self, blocks: np.ndarray, start: int, data: bytes) -> None:
+    def write(self, blocks: np.ndarray, start: int, data: bytes | memoryview) -> None:
         self._written_to = self._written_to[:1]
         super().write(blocks, start, data)
 

@@ -348,3 +348,22 @@ class Runner(Protocol):
 
     def collect(self) -> StepOutput:
         """Waits for the oldest launched step. Raises the error that made it fail; the worker process then ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlowestRank:
+    """The rank that the others wait for."""
+
+    rank: int
+    waited: float  # share of the time of steps for which the others waited, on average, beyond what it waited itself
+
+
+class RankGroup(Protocol):
+    """The processes that share a model, as the worker of the first sees them."""
+
+    @property
+    def slowest_rank(self) -> SlowestRank | None:
+        """Returns the rank that the others waited for in the last minute of steps; None: not known so far."""
+
+    def when_lost(self, tell: Callable[[str], None]) -> None:
+        """Sets who is told of the loss of a rank, in words, on a thread of its own: the group is over then."""

@@ -1,7 +1,6 @@
 """Makes a runner from a model directory and limits: decides all that they leave open, and refuses what does not fit."""
 
 import atexit
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,15 +8,13 @@ import torch
 from services.config import DeviceKind, LogFormat
 from services.config.engine import EngineConfig
 from services.engine.kernels.cpu.openmp import loaded_openmp
-from services.engine.runner.base import LoadedWeights, Runner
+from services.engine.runner.base import LoadedWeights, RankGroup, Runner
 from services.engine.runner.cpu.cores import CoreShare
 from services.engine.runner.cpu.load import load_cpu, weight_bytes
 from services.engine.runner.cpu.place import Place
 from services.engine.runner.group.load_group import load_group
 from services.engine.runner.load_plan import plan_load
 from services.engine.runner.progress import Progress, Untold
-
-WhenLost = Callable[[Callable[[str], None]], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +31,7 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     weights: LoadedWeights
     notices: tuple[str, ...]  # decisions that a person should hear of, one line each
-    when_lost: WhenLost | None = None  # see `GroupRunner.when_lost`; None: the model is in one process
+    group: RankGroup | None = None  # of the processes that share the model; None: it is in one process
 
 
 def load_runner(
@@ -47,12 +44,12 @@ def load_runner(
     """
     plan, progress = plan_load(engine), progress or Untold()
     runner: Runner
-    when_lost: WhenLost | None = None
+    ranks: RankGroup | None = None
     cores = _cores(engine, plan.device)
     if engine.tensor_parallel_size > 1:
         group = load_group(plan, cores, progress, log_format)
         runner, kernels, weights, notices = group.runner, group.kernels, group.weights, group.notices
-        when_lost = group.runner.when_lost
+        ranks = group.runner
     elif plan.device.type == "cpu":
         loaded = load_cpu(plan, Place(cores), progress)
         runner, kernels, weights, notices = loaded.runner, loaded.kernels, loaded.weights, loaded.notices
@@ -74,7 +71,7 @@ def load_runner(
         eos_token_ids=plan.eos_token_ids,
         weights=weights,
         notices=(*plan.notices, *notices, *_length_notices(plan.wanted_len, max_model_len, num_blocks)),
-        when_lost=when_lost,
+        group=ranks,
     )
 
 

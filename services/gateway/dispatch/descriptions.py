@@ -50,6 +50,8 @@ def describe_worker(worker: LiveWorker) -> dict[str, object]:
         "weight_bytes": worker.hello.weight_bytes,
         "shares_weights": worker.hello.shares_weights,
         "num_ranks": worker.hello.num_ranks,
+        "slowest_rank": worker.load.slowest_rank,
+        "waited_for_slowest_rank": worker.load.waited_for_slowest_rank,
         "knows": sorted(worker.hello.knows),
         "clock_lead_s": worker.link.clock_lead_s,
     }

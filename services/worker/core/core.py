@@ -18,6 +18,7 @@ from kvtransfer.ids import AttemptId, WorkerId
 from kvtransfer.producer import Producer
 from kvtransfer.transports.base import ReadEnd
 from services.engine.engine import Engine
+from services.engine.runner.base import RankGroup
 from services.engine.sequences.batch_state import Phase
 from services.engine.sequences.request_table import State
 from services.process.gc_watch import GcWatch
@@ -39,6 +40,7 @@ class WorkerCore:
         consumer: Consumer,
         marks: HandleMarks,
         gc_watch: GcWatch | None = None,
+        group: RankGroup | None = None,
     ) -> None:
         self.engine = engine
         self.worker_id = worker_id
@@ -47,7 +49,7 @@ class WorkerCore:
         self.from_gateways = FromGateways(state)
         self.from_consumers = FromConsumers(state)
         self.from_producers = FromProducers(state)
-        self._gc_watch = gc_watch
+        self._gc_watch, self._group = gc_watch, group
 
     # Inputs from the transport and the clock.
 
@@ -128,6 +130,7 @@ class WorkerCore:
         """Says how much there is to do here, for routers."""
         sequences, experts = self.engine.sequences, self.engine.expert_imbalance
         batch, imbalance = sequences.batch, None if experts is None else experts.latest
+        slowest = None if self._group is None else self._group.slowest_rank
         slices_per_block = sequences.pool.parts.slices_per_block
         return Load(
             running=batch.max_num_seqs - batch.num_free_slots,
@@ -145,6 +148,8 @@ class WorkerCore:
             evicted_blocks=sequences.pool.num_evicted,
             worst_expert_imbalance=None if imbalance is None else imbalance.worst,
             mean_expert_imbalance=None if imbalance is None else imbalance.mean,
+            slowest_rank=None if slowest is None else slowest.rank,
+            waited_for_slowest_rank=None if slowest is None else slowest.waited,
         )
 
     # Questions.

@@ -149,8 +149,8 @@ def test_a_lost_rank_ends_the_step_and_is_told_in_words(model: Path, how: signal
         heard.set()
 
     with loaded(engine_of(model, tensor_parallel_size=2, kernels=kernels)) as group:
-        assert group.when_lost is not None
-        group.when_lost(tell)
+        assert group.group is not None
+        group.group.when_lost(tell)
         run(group.runner, a_step(np.arange(40), 0))
         (rank,) = ranks_of(psutil.Process())
         os.kill(rank.pid, how)

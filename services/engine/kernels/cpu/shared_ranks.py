@@ -45,6 +45,7 @@ from services.engine.kernels.ranks import RankLostError, part_of
 
 _MAGIC = 0x52414E4B53  # "RANKS"
 _PAGE, _ABORT_AT = 4096, 2048  # bytes
+_LEAST_S = 1.0  # of which the rate of the time stamp is taken
 _STEP_SHIFT = 20  # a base is the step's number, shifted
 
 
@@ -110,7 +111,7 @@ class SharedRanks:
         self._base = np.zeros(1, dtype=np.int64)
         self._waits = np.zeros((rank_sums.WAIT_LINES, LINE_BYTES // 8), dtype=np.int64)  # cycles, by thread
         self._kernels = _kernels(sizes.dtype)
-        self._began = time.monotonic(), self._cycles()
+        self._began, self._cycles_per_s = (time.monotonic(), self._cycles()), 0.0
 
     @classmethod
     def create(cls, sizes: RankSizes) -> Self:
@@ -193,11 +194,13 @@ class SharedRanks:
 
     @property
     def waited_s(self) -> float:
-        """See `Ranks.waited_s`: of the thread that has waited most."""
-        most = int(self._waits[:, 0].max())
-        began, at_first = self._began
-        passed_s, passed = time.monotonic() - began, self._cycles() - at_first
-        return passed_s * most / passed if passed > 0 else 0.0
+        """See `Ranks.waited_s`: of the thread that has waited most, 0 in the first second."""
+        if not self._cycles_per_s:
+            (began, at_first), now = self._began, time.monotonic()
+            if now - began < _LEAST_S:
+                return 0.0
+            self._cycles_per_s = (self._cycles() - at_first) / (now - began)
+        return int(self._waits[:, 0].max()) / self._cycles_per_s
 
     def _cycles(self) -> int:
         now = np.zeros(1, dtype=np.int64)

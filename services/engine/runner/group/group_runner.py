@@ -8,6 +8,7 @@ A step is complete when all ranks have ended it, since each has written KV of it
 those of the whole model, for whoever hands them over: their heads lie in the pools of the ranks.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -15,10 +16,11 @@ from itertools import count
 from kvtransfer.block_memory import GroupBlocks
 from kvtransfer.layout import KvLayout
 from services.engine.kernels.ranks import RankLostError
-from services.engine.runner.base import StepInput, StepOutput
+from services.engine.runner.base import SlowestRank, StepInput, StepOutput
 from services.engine.runner.cpu.torch_runner import TorchRunner
 from services.engine.runner.group.links import GroupLinks
 from services.engine.runner.group.messages import RankCopy, RankStep, pack_end
+from services.engine.runner.group.slowest_rank import RankWaits
 
 
 class GroupRunner:
@@ -35,13 +37,19 @@ class GroupRunner:
         self._own, self._blocks = own, blocks
         self._steps, self._ranks, self._others, self._cores = links.steps, links.ranks, links.others, links.cores
         self._numbers = count(1)
+        self._waits = RankWaits()
         links.others.watch(self._on_lost)
 
     def when_lost(self, tell: Callable[[str], None]) -> None:
-        """Sets who is told of the loss of a rank, in words, on a thread of its own: the group is over then."""
+        """See `RankGroup.when_lost`."""
         self._tell = tell
         if self._others.lost is not None:
             tell(self._others.lost)
+
+    @property
+    def slowest_rank(self) -> SlowestRank | None:
+        """See `RankGroup.slowest_rank`."""
+        return self._waits.latest
 
     def kv_memory(self) -> GroupBlocks:
         """See `Runner.kv_memory`."""
@@ -76,11 +84,14 @@ class GroupRunner:
     @contextmanager
     def _step(self, number: int) -> Iterator[None]:
         """Begins a step of rank 0, and waits for its end on all ranks. Raises RankLostError."""
+        began = time.monotonic()
         try:
             self._ranks.begin_step(number)
             yield
             self._ranks.end_step()
             self._steps.wait_done(self._ranks.check)
+            if self._waits.add_step(time.monotonic() - began):
+                self._waits.note([self._ranks.waited_s, *self._steps.waited_s()])
         finally:
             # Whatever else went wrong in a step after a rank was lost comes of that.
             self._check()

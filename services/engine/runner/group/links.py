@@ -24,6 +24,9 @@ class StepChannel(Protocol):
     def wait_done(self, check: Callable[[], None]) -> None:
         """Waits until all ranks have done all messages. check: asked again and again; its error comes through."""
 
+    def waited_s(self) -> list[float]:
+        """Returns what each rank above 0 said last of its waits."""
+
 
 class StepReader(Protocol):
     """A rank's end of that channel."""
@@ -31,8 +34,11 @@ class StepReader(Protocol):
     def receive(self) -> bytearray:
         """Returns the next message, when it is there. Raises RankLostError where there will be none."""
 
-    def done(self) -> None:
-        """Says that this rank has done the message that it received last. Raises RankLostError."""
+    def done(self, waited_s: float) -> None:
+        """Says that this rank has done the message that it received last. Raises RankLostError.
+
+        waited_s: `Ranks.waited_s` of this rank.
+        """
 
 
 class OtherRanks(Protocol):

@@ -24,7 +24,7 @@ from services.engine.runner.group.shared_pages import SharedPages
 
 _LINE_WORDS = 8
 _CAPACITY, _NUM_READERS, _WRITTEN, _SENT = range(4)  # words of the header; _SENT's lower half is what readers wait on
-_READ, _DONE = range(2)  # words of a reader's line: its position, and the messages that it has done
+_READ, _DONE, _WAITED = range(3)  # of a reader's line: its position, the messages that it has done, ns that it waited
 _LENGTH_BYTES = 8
 _TO_THE_START = -1  # in the place of a length: the next message is at the ring's beginning
 _LOOKS = 200  # before a reader asks the kernel; some 40 µs
@@ -51,7 +51,7 @@ class StepRing:
         self._capacity = int(self._header[_CAPACITY])
         self._reader = reader
         lines = words[_LINE_WORDS : _LINE_WORDS * (1 + self._num_readers)].reshape(-1, _LINE_WORDS)
-        self._read, self._done = lines[:, _READ], lines[:, _DONE]  # by reader
+        self._read, self._done, self._waited = lines[:, _READ], lines[:, _DONE], lines[:, _WAITED]  # by reader
         border = _border_bytes(self._num_readers)
         self._bytes = pages.array[border : border + self._capacity]
         self._futex = _Futex(self._header.ctypes.data + _SENT * 8)
@@ -100,9 +100,14 @@ class StepRing:
         self._read[self._reader] = position + _LENGTH_BYTES + _padded(length)
         return message
 
-    def done(self) -> None:
-        """Says that this reader has done the message that it received last."""
+    def done(self, waited_s: float = 0.0) -> None:
+        """Says that this reader has done the message that it received last, and how long it has waited for others."""
+        self._waited[self._reader] = round(waited_s * 1e9)
         self._done[self._reader] += 1
+
+    def waited_s(self) -> list[float]:
+        """Returns the seconds that each reader said last."""
+        return [waited / 1e9 for waited in self._waited.tolist()]
 
     def wait_done(self, check: Callable[[], None]) -> None:
         """Waits until all readers have done all messages. check: asked again and again; its error comes through."""
