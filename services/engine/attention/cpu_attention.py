@@ -135,7 +135,10 @@ class CpuAttention:
         group = num_heads // layout.num_kv_heads
         self._kernels = make_paged(pool, layout, group, scoring, coded, fused=fused)
         tiles = make_tiles(pool, layout, group, scoring, coded, fused=fused)
-        self._masked = None if fused else TorchAttention(pool, layout, num_heads, replace(scoring, sinks=None))
+        self._masked = None
+        if not fused:
+            own_scoring = replace(scoring, sinks=None)
+            self._masked = TorchAttention(pool, layout, num_heads, own_scoring, clears=False)
         self._several: Several = (
             FlashAttention(pool, layout, num_heads, scoring.scale)
             if tiles is None
@@ -151,14 +154,17 @@ class CpuAttention:
         """See `Attention.prepare`."""
         return self.prepare_slices(queries, (windows,))[0]
 
-    def prepare_slices(self, queries: PagedQueries, windows: Sequence[Windows]) -> list[CpuPlan]:
-        """Does the work of `prepare` for several slices at once, whose layers have these windows.
+    def prepare_slices(
+        self, queries: PagedQueries, windows: Sequence[Windows], own_layers: Sequence[range] | None = None
+    ) -> list[CpuPlan]:
+        """Does the work of `prepare` for several slices at once, whose layers have these windows. own_layers: see
+        `begin_tokens`.
 
         The table of each slice follows that of the one before: int32[R, S * B]. What does not depend on it is planned
         once, and all slices' results are in the same memory.
         """
         tables = _of_slices(queries.block_tables, len(windows))
-        return self._plans(queries, tables, windows, self._offsets(queries, tables))
+        return self._plans(queries, tables, windows, self._offsets(queries, tables, own_layers))
 
     def narrow(self, plan: CpuPlan, tokens: Tensor, layer: int) -> CpuPlan | None:
         """Plans each token as a row of its own; None without kernels, and for more tokens than that pays for."""
@@ -273,9 +279,9 @@ class CpuAttention:
         out = self._pool.new_empty(shape, dtype=self._dtype)
         return out, self._pool.new_empty(out.shape[:2], dtype=torch.float32)
 
-    def _offsets(self, queries: PagedQueries, tables: np.ndarray) -> list[Tensor]:
+    def _offsets(self, queries: PagedQueries, tables: np.ndarray, own_layers: Sequence[range] | None) -> list[Tensor]:
         """Returns the offsets of the step's tokens in each slice, int64[T]."""
-        blocks, positions = begin_tokens(queries, tables, self._pool, self._layout.block_size)
+        blocks, positions = begin_tokens(queries, tables, self._pool, self._layout.block_size, own_layers)
         return list(map(torch.from_numpy, blocks * self._pool.stride(0) + positions * self._layout.head_dim))
 
     def _singles(self, queries: PagedQueries, tables: np.ndarray, rows: np.ndarray) -> Sequence[Singles | None]:

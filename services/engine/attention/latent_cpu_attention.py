@@ -59,7 +59,7 @@ class LatentCpuAttention:
         self._latent = latent
         self._before_layer = before_layer
         self._kernels = make_latent(pool, layout, num_heads, latent.rope_dim, latent.scale, fused=fused)
-        self._absorbed = TorchAttention(pool, layout, num_heads, Scoring(latent.scale))
+        self._absorbed = TorchAttention(pool, layout, num_heads, Scoring(latent.scale), clears=False)
         self._expanded = ExpandedPrompts(pool, layout, latent, fused=fused)
         self._least_expanded = least_expanded(latent)
         self._operations = TorchOperations()

@@ -6,8 +6,9 @@ alone. `kvtransfer/layer_groups.py` says which layers a slice has.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 from torch import Tensor
 
 from kvtransfer.layer_groups import LayerGroups
@@ -18,7 +19,7 @@ from services.engine.attention.cpu_attention import CpuAttention, CpuPlan
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlicedPlan:
-    """The plans of the slices' backends; None: the step does nothing in the layers of this slice."""
+    """The plans of the backends; None: the step does nothing in the layers of this slice."""
 
     of_slices: tuple[CpuPlan | None, ...]
 
@@ -26,11 +27,22 @@ class SlicedPlan:
 class SlicedAttention:
     """`Attention` of a model whose layers are in slices."""
 
-    def __init__(self, groups: LayerGroups, make: Callable[[tuple[int, ...]], CpuAttention]) -> None:
-        """make: makes the backend of a slice with these layers of the model, which have the places 0 to n - 1 in it."""
-        self._backends = [make(layers) for layers in groups.in_order]
-        self._places = groups.places
-        self._first_layers = [layers[0] for layers in groups.in_order]
+    def __init__(self, groups: LayerGroups, own_layers: range, make: Callable[[tuple[int, ...]], CpuAttention]) -> None:
+        """own_layers: of the model, those of this stage, which all methods count from 0. make: makes the backend of a
+        slice with these layers of the model, which have the places 0 to n - 1 in it.
+        """
+        own = [number for number, layers in enumerate(groups.in_order) if not set(layers).isdisjoint(own_layers)]
+        self._num_slices, self._own = groups.num_slices, own
+        self._backends = [make(groups.in_order[number]) for number in own]
+        places = [groups.places[layer] for layer in own_layers]
+        self._places = [(own.index(number), at) for number, at in places]  # of each layer: its backend, and place there
+        of_backends = [[layer for layer, at in enumerate(self._places) if at[0] == each] for each in range(len(own))]
+        self._first_layers = [layers[0] for layers in of_backends]
+        # Of a slice, the layers that are here: others are written by other stages, at any time.
+        self._own_layers = None
+        if len(own_layers) < len(groups.places):
+            ends = ((self._places[layers[0]][1], self._places[layers[-1]][1]) for layers in of_backends)
+            self._own_layers = [range(first, last + 1) for first, last in ends]
 
     @property
     def writes_by_kernel(self) -> bool:
@@ -41,7 +53,9 @@ class SlicedAttention:
         """See `Attention.prepare`. The table of each slice follows that of the one before: int32[R, S * B]."""
         assert isinstance(windows, tuple), "layers in slices differ in their windows"
         of_slices = [windows[layer] for layer in self._first_layers]
-        return SlicedPlan(tuple(self._backends[0].prepare_slices(queries, of_slices)))
+        if len(self._own) < self._num_slices:
+            queries = replace(queries, block_tables=self._own_tables(queries.block_tables))
+        return SlicedPlan(tuple(self._backends[0].prepare_slices(queries, of_slices, self._own_layers)))
 
     def narrow(self, plan: SlicedPlan, tokens: Tensor, layer: int) -> SlicedPlan | None:
         """See `Attention.narrow`."""
@@ -76,6 +90,11 @@ class SlicedAttention:
         """See `Attention.attend`."""
         number, at = self._places[layer]
         return self._backends[number].attend(_of_slice(plan, number), at, q, k, v)
+
+    def _own_tables(self, tables: np.ndarray) -> np.ndarray:
+        """Returns the tables of this stage's slices, of rows that have those of all slices."""
+        rows, width = tables.shape
+        return tables.reshape(rows, self._num_slices, width // self._num_slices)[:, self._own].reshape(rows, -1)
 
 
 def _of_slice(plan: SlicedPlan, number: int) -> CpuPlan:

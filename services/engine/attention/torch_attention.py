@@ -20,7 +20,7 @@ from torch import Tensor
 from kvtransfer.layout import KvLayout
 from services.engine.attention.base import PagedQueries
 from services.engine.attention.by_layer import ByLayer, Windows, by_layer
-from services.engine.attention.paged_pool import Gatherer, begin_tokens
+from services.engine.attention.paged_pool import Gatherer, begin_tokens, token_places
 from services.engine.kernels.base import Scoring
 
 TILE = 256  # query tokens of one row that are attended together, at most
@@ -75,8 +75,12 @@ class TorchAttention:
     Where there is one plane, its rows are both K and V.
     """
 
-    def __init__(self, pool: Tensor, layout: KvLayout, num_heads: int, scoring: Scoring) -> None:
+    def __init__(
+        self, pool: Tensor, layout: KvLayout, num_heads: int, scoring: Scoring, *, clears: bool = True
+    ) -> None:
+        """clears: see `begin_tokens`; False: another backend over this pool has done so before `prepare`."""
         self._pool = pool
+        self._clears = clears
         self._layout = layout
         self._group = num_heads // layout.num_kv_heads
         self._scoring = scoring
@@ -136,7 +140,11 @@ class TorchAttention:
 
     def _new_head_rows(self, queries: PagedQueries) -> Tensor:
         layout = self._layout
-        (blocks,), positions = begin_tokens(queries, queries.block_tables[None], self._pool, layout.block_size)
+        tables = queries.block_tables[None]
+        if self._clears:
+            (blocks,), positions = begin_tokens(queries, tables, self._pool, layout.block_size)
+        else:
+            (blocks,), positions, _ = token_places(queries, tables, layout.block_size)
         heads = blocks[:, None] * layout.num_kv_heads + self._heads
         head_rows = heads * (layout.num_layers * layout.num_planes * layout.block_size) + positions[:, None]
         return torch.from_numpy(head_rows.reshape(-1))

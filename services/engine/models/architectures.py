@@ -4,7 +4,7 @@ Nothing here needs torch: what cannot be served is refused before any process st
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,15 +12,26 @@ from services.engine.models.decoder_settings import decoder_shapes, decoder_shar
 from services.engine.models.encoder_families import ENCODERS
 from services.engine.models.encoder_tensors import encoder_shares
 from services.engine.models.families import FAMILIES
-from services.engine.models.model_config import ModelConfig, Shard
+from services.engine.models.model_config import ModelConfig, Shard, layers_of_stages
 from services.engine.models.opt_config import opt_shapes, opt_shares, parse_opt_config
 from services.engine.models.quantized.read import read_scheme
 from services.engine.models.settings import ConfigSettings
-from services.engine.models.shapes import Shapes, Share, Shares
+from services.engine.models.shapes import OF_LAYER, Shapes, Share, Shares
 from services.protocol.model_files.base import ModelError, Settings
 
 # Returns the bits of a number of a matrix in codes, scales with it, by its name and inputs; None: it stays in numbers.
 CodeBits = Callable[[str, int], float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The tensors before a model's layers and behind them, by how their names begin: those that the first stage alone
+    needs, and those that the last one alone needs. Both need the embedding of a tied model.
+    """
+
+    embedding: str
+    first: tuple[str, ...] = ()  # beside the embedding
+    last: tuple[str, ...] = ("lm_head.",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +44,22 @@ class ModelShape:
     parse: Callable[[ConfigSettings, str], ModelConfig]
     shapes: Callable[[Any], Shapes]  # of a whole model's tensors
     shares: Callable[[Any, Shard], Shares]  # of these, for one rank
+    ends: Ends | None = None  # None: stages cannot share such a model
 
+
+_DECODER_ENDS = Ends("model.embed_tokens.")
+_OPT_ENDS = Ends(
+    "model.decoder.embed_tokens.",
+    first=("model.decoder.embed_positions.", "model.decoder.project_in."),
+    last=("model.decoder.final_layer_norm.", "model.decoder.project_out.", "lm_head."),
+)
 
 SHAPES = {
     **{
-        name: ModelShape(family.model_type, parse_decoder_config, decoder_shapes, decoder_shares)
+        name: ModelShape(family.model_type, parse_decoder_config, decoder_shapes, decoder_shares, _DECODER_ENDS)
         for name, family in FAMILIES.items()
     },
-    "OPTForCausalLM": ModelShape("opt", parse_opt_config, opt_shapes, opt_shares),
+    "OPTForCausalLM": ModelShape("opt", parse_opt_config, opt_shapes, opt_shares, _OPT_ENDS),
     **{
         name: ModelShape(family.model_type, family.parse, family.shapes, encoder_shares)
         for name, family in ENCODERS.items()
@@ -81,7 +100,35 @@ def shapes_of(config: ModelConfig) -> Shapes:
 
 def shares_of(config: ModelConfig) -> Shares:
     """Returns the shares of the tensors that a rank reads; none, if the model is whole."""
-    return {} if config.sharded is None else SHAPES[config.architecture].shares(config.whole, config.sharded)
+    shard = config.sharded
+    if shard is None:
+        return {}
+    shares = SHAPES[config.architecture].shares(config.whole, shard) if shard.size > 1 else {}
+    return shares if shard.layers is None else shares | dict.fromkeys(_of_other_stages(config))
+
+
+def _of_other_stages(config: ModelConfig) -> Iterator[str]:
+    """Yields the names of the tensors that this stage does not need."""
+    ends, layers, is_tied = SHAPES[config.architecture].ends, config.stage.layers, config.tie_word_embeddings
+    assert ends is not None, "stages cannot share this model"
+    for name in shapes_of(config):
+        if (found := OF_LAYER.search(name)) is not None:
+            is_needed = int(found[1]) in layers
+        elif name.startswith(ends.embedding):
+            is_needed = config.stage.is_first or (is_tied and config.stage.is_last)
+        elif name.startswith(ends.first):
+            is_needed = config.stage.is_first
+        else:
+            is_needed = config.stage.is_last or not name.startswith(ends.last)
+        if not is_needed:
+            yield name
+
+
+def check_stages(config: ModelConfig, num_stages: int) -> None:
+    """Raises ModelError for a model whose layers so many stages cannot share."""
+    if not config.generates or SHAPES[config.architecture].ends is None:
+        raise ModelError(f"{num_stages} stages cannot share a model that makes embeddings or scores alone")
+    layers_of_stages(config.num_layers, num_stages)
 
 
 def num_parameters(config: ModelConfig) -> int:

@@ -38,6 +38,9 @@ class ModelInput:
     plan: Any  # the attention backend's, of this step
     queries: Tensor | None  # int64[Q], tokens whose successors are wanted, in any order; None: all tokens
     token_types: Tensor | None = None  # int[T], for models whose tokens have types; None: all have type 0
+    # [T, hidden], of a stage: what the layers before its own have made of the tokens, or room for that in the first
+    # stage. What its own layers make of them takes the place. None: the model is whole.
+    hidden: Tensor | None = None
 
 
 class Model(Protocol):
@@ -48,7 +51,9 @@ class Model(Protocol):
         """Returns the head for scores of a model that makes them; None: what is pooled becomes embeddings."""
 
     def forward(self, step: ModelInput) -> Tensor:
-        """Runs all tokens and stores their KV. Returns the hidden states of the queries for `logits`, [Q, width]."""
+        """Runs all tokens and stores their KV. Returns the hidden states of the queries for `logits`, [Q, width]; what
+        a stage that is not the last one returns is of no use.
+        """
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns the logits of the successors, [N, vocab]."""

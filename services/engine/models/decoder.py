@@ -21,6 +21,7 @@ from services.engine.attention.base import Attention
 from services.engine.kernels.base import Operations, Rows
 from services.engine.models.base import Head, ModelInput
 from services.engine.models.config import DecoderConfig
+from services.engine.models.linear import Linear
 from services.engine.models.parts import GroupedAttention, Turn
 from services.engine.models.rope import inverse_frequencies, magnitude, rotation
 from services.engine.models.weights import DecoderWeights
@@ -48,7 +49,7 @@ class Decoder:
         distinct = tuple(dict.fromkeys(ropes))
         self._turn_of = tuple(map(distinct.index, ropes))  # of each layer
         self._rotations = [
-            (inverse_frequencies(rope, config.rotary_dim).to(weights.embedding.device), magnitude(rope))
+            (inverse_frequencies(rope, config.rotary_dim).to(weights.final_norm.device), magnitude(rope))
             for rope in distinct
         ]
         self._embedding_scale = None
@@ -75,17 +76,34 @@ class Decoder:
     @property
     def head(self) -> Head | None:
         """See `Model.head`."""
-        return self._weights.lm_head if self._config.num_labels else None
+        return self._lm_head if self._config.num_labels else None
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Model.logits`."""
-        return self._scaled(self._weights.lm_head(hidden))
+        return self._scaled(self._lm_head(hidden))
 
     def all_logits(self, step: ModelInput) -> Tensor:
         """See `Model.all_logits`."""
-        if self._weights.lm_head.is_kernel:
+        if self._lm_head.is_kernel:
             return self._scaled(self._run(step, None, with_logits=True))
         return self.logits(self._run(step, None, with_logits=False))
+
+    @property
+    def _lm_head(self) -> Linear:
+        found = self._weights.lm_head
+        assert found is not None, "another stage has the output layer"
+        return found
+
+    def _begun(self, step: ModelInput) -> Tensor:
+        """Returns what the layers get, [T, hidden], in memory that they may overwrite."""
+        if not self._config.stage.is_first:
+            assert step.hidden is not None
+            return step.hidden
+        assert self._weights.embedding is not None
+        x = self._weights.embedding(step.token_ids)
+        if self._embedding_scale is not None:
+            x *= self._embedding_scale
+        return x if step.hidden is None else step.hidden.copy_(x)
 
     def _scaled(self, logits: Tensor) -> Tensor:
         """Divides logits and gives them a soft cap, in place, where the family does."""
@@ -100,13 +118,11 @@ class Decoder:
         """
         weights, plan = self._weights, step.plan
         turns = tuple(rotation(inverse, step.positions, weights.dtype, by) for inverse, by in self._rotations)
-        x = weights.embedding(step.token_ids)
-        if self._embedding_scale is not None:
-            x *= self._embedding_scale
+        x = self._begun(step)
 
         def body(some: Tensor | None) -> Tensor:
             hidden = self._run_layers(x, turns, plan, some)
-            return weights.lm_head(hidden) if with_logits else hidden
+            return self._lm_head(hidden) if with_logits else hidden
 
         inputs = self._attention.kernel_inputs(plan)
         if inputs is None or not self._is_kernels or len(x) > _MAX_RECORDED_TOKENS:

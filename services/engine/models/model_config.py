@@ -1,8 +1,9 @@
 """The numbers that describe a model of any architecture, as config.json has them."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Self
+from typing import NamedTuple, Self
 
 from kvtransfer.layer_groups import divide_layers
 from kvtransfer.layout import KvLayout
@@ -18,11 +19,12 @@ _UNITS = (128, 64, 32, 16, 8, 4, 2)  # of columns that a rank has; kernels multi
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The part of a model that one of `size` ranks has, as the whole model counts heads and columns."""
+    """The part of a model that one of `size` ranks has, as the whole model counts layers, heads and columns."""
 
     rank: int
     size: int
     whole: "ModelConfig"
+    layers: range | None = None  # of a stage, whose ranks these are; None: all
 
     @property
     def heads(self) -> range:
@@ -65,12 +67,33 @@ class Shard:
         return range(own.start * unit, own.stop * unit)
 
 
+class StageLayers(NamedTuple):
+    """The layers of one stage of a model, as the whole model counts them."""
+
+    layers: range
+    num_layers: int  # of the whole model
+
+    @property
+    def is_first(self) -> bool:
+        """Returns True if the first layer is here, and with it the embedding."""
+        return self.layers.start == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Returns True if the last layer is here, and with it the output layer."""
+        return self.layers.stop == self.num_layers
+
+    def own(self, some: Iterable[int]) -> tuple[int, ...]:
+        """Returns those of some layers that are here, counted from the first one here."""
+        return tuple(layer - self.layers.start for layer in some if layer in self.layers)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """The part of a model's shape that every architecture has. Subclasses add fields of their own.
 
-    The configuration of one rank (`shard`) has its own numbers of heads and its own width of the MLP; all else is the
-    whole model's.
+    The configuration of one rank (`shard`) has its own numbers of heads and its own width of the MLP, and that of a
+    stage its own layers, which it counts from 0; all else is the whole model's.
     """
 
     architecture: str
@@ -155,9 +178,10 @@ class ModelConfig:
         """Returns the configuration of the whole model."""
         return self if self.sharded is None else self.sharded.whole
 
-    def shard(self, rank: int, size: int) -> Self:
+    def shard(self, rank: int, size: int, layers: range | None = None) -> Self:
         """Returns the configuration of one of `size` ranks, which share the heads and the width of the MLP.
 
+        layers: of its stage, of which there is one at least; None: all.
         Each KV head is on several ranks if there are fewer than ranks. Raises ModelError where a rank would have
         nothing, and for models that do not generate.
         """
@@ -172,14 +196,24 @@ class ModelConfig:
         check_columns(self.intermediate_size, size, "columns of the MLP")
         if size > self.num_kv_heads and self.num_heads // self.num_kv_heads < -(-size // self.num_kv_heads):
             raise ModelError(f"{size} ranks cannot share {self.num_heads} heads of {self.num_kv_heads} KV heads")
-        shard = Shard(rank, size, self)
+        shard = Shard(rank, size, self, layers)
+        here = shard.layers or range(self.num_layers)
         return replace(
             self,
+            num_layers=len(here),
+            windows=self.windows[here.start : here.stop],
             num_heads=len(shard.heads),
             num_kv_heads=len(shard.kv_heads),
             intermediate_size=len(shard.intermediate),
             sharded=shard,
         )
+
+    @property
+    def stage(self) -> StageLayers:
+        """Returns the layers that are here."""
+        layers = None if self.sharded is None else self.sharded.layers
+        num_layers = self.whole.num_layers
+        return StageLayers(range(num_layers) if layers is None else layers, num_layers)
 
     def described(self) -> dict[str, object]:
         """Returns the numbers of the whole model by their names, for digests. Every rank's are the same.
@@ -189,6 +223,17 @@ class ModelConfig:
         """
         defaults = {field.name: field.default for field in fields(self.whole)}
         return {name: number for name, number in asdict(self.whole).items() if number != defaults[name]}
+
+
+def layers_of_stages(num_layers: int, num_stages: int) -> list[range]:
+    """Returns the layers of each stage, the stage with the last layers first. Earlier layers' stages may have one more.
+
+    Raises ModelError for fewer layers than stages.
+    """
+    if num_stages > num_layers:
+        raise ModelError(f"{num_stages} stages cannot share {num_layers} layers")
+    parts = [part_of(stage, num_stages, num_layers) for stage in range(num_stages)]
+    return [range(num_layers - part.stop, num_layers - part.start) for part in parts]
 
 
 def check_columns(number: int, size: int, words: str) -> None:

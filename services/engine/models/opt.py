@@ -68,13 +68,13 @@ class OptWeights:
     """All of the weights, in one dtype."""
 
     dtype: torch.dtype
-    embedding: Embedding  # [vocab, embedding]
-    positions: Tensor  # [max_position_embeddings + 2, hidden]
+    embedding: Embedding | None  # [vocab, embedding]; None: another stage has it, as others below
+    positions: Tensor | None  # [max_position_embeddings + 2, hidden]
     project_in: Linear | None  # embedding -> hidden
     layers: tuple[OptLayer, ...]
     final_norm: Norm | None
     project_out: Linear | None  # hidden -> embedding
-    lm_head: Linear  # embedding -> vocab
+    lm_head: Linear | None  # embedding -> vocab
     sinks: None = None
     ranks: RankLink | None = None
 
@@ -82,16 +82,20 @@ class OptWeights:
 def load_opt(tensors: Tensors, config: OptConfig) -> OptWeights:
     """Reads a checkpoint that has these shapes. Raises ModelError."""
     prefix = "model.decoder."
-    embedding = tensors.embedding(f"{prefix}embed_tokens.weight")
+    embedding, positions = f"{prefix}embed_tokens.weight", f"{prefix}embed_positions.weight"
+    own_embedding = tensors.embedding(embedding) if tensors.has(embedding) else None
+    has_first, has_last = config.stage.is_first, config.stage.is_last
     return OptWeights(
         dtype=tensors.dtype,
-        embedding=embedding,
-        positions=tensors.vector(f"{prefix}embed_positions.weight"),
-        project_in=tensors.linear(f"{prefix}project_in", bias=False) if config.projects else None,
+        embedding=own_embedding,
+        positions=tensors.vector(positions) if has_first else None,
+        project_in=tensors.linear(f"{prefix}project_in", bias=False) if config.projects and has_first else None,
         layers=tuple(_load_layer(tensors, config, f"{prefix}layers.{layer}.") for layer in range(config.num_layers)),
-        final_norm=_load_norm(tensors, f"{prefix}final_layer_norm") if config.final_norm else None,
-        project_out=tensors.linear(f"{prefix}project_out", bias=False) if config.projects else None,
-        lm_head=tensors.head(embedding, config.vocab_size, tied=config.tie_word_embeddings),
+        final_norm=_load_norm(tensors, f"{prefix}final_layer_norm") if config.final_norm and has_last else None,
+        project_out=tensors.linear(f"{prefix}project_out", bias=False) if config.projects and has_last else None,
+        lm_head=tensors.head(own_embedding if config.tie_word_embeddings else None, config.vocab_size)
+        if has_last
+        else None,
         ranks=tensors.ranks,
     )
 
@@ -118,6 +122,7 @@ class Opt:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Model.logits`."""
+        assert self._weights.lm_head is not None, "another stage has the output layer"
         return self._weights.lm_head(hidden)
 
     def all_logits(self, step: ModelInput) -> Tensor:
@@ -127,10 +132,7 @@ class Opt:
     def _run_layers(self, step: ModelInput) -> Tensor:
         """Runs all layers. Returns [T, hidden]."""
         weights, norm_first = self._weights, self._config.norm_first
-        x = weights.embedding(step.token_ids)
-        if weights.project_in is not None:
-            x = weights.project_in(x)
-        x = x + weights.positions[step.positions + POSITION_OFFSET]
+        x = self._begun(step)
         for index, layer in enumerate(weights.layers):
             attend = partial(layer.attention.forward, attention=self._attention, plan=step.plan, index=index)
             feed = partial(layer.mlp.forward, operations=self._operations)
@@ -140,7 +142,20 @@ class Opt:
             else:
                 x = layer.attention_norm(x + attend(x))
                 x = layer.mlp_norm(x + feed(x))
-        return x
+        return x if step.hidden is None else step.hidden.copy_(x)
+
+    def _begun(self, step: ModelInput) -> Tensor:
+        """Returns what the layers get, [T, hidden]."""
+        weights = self._weights
+        if not self._config.stage.is_first:
+            assert step.hidden is not None
+            return step.hidden
+        assert weights.embedding is not None
+        assert weights.positions is not None
+        x = weights.embedding(step.token_ids)
+        if weights.project_in is not None:
+            x = weights.project_in(x)
+        return x + weights.positions[step.positions + POSITION_OFFSET]
 
     def _end(self, x: Tensor) -> Tensor:
         """Runs the part after the layers, [N, hidden] -> [N, embedding]."""

@@ -30,6 +30,7 @@ from services.engine.models.model_config import ModelConfig
 from services.engine.models.opt import Opt, load_opt
 from services.engine.models.parts import load_attention, load_gated_mlp
 from services.engine.models.quantized.tensors import QuantizedTensors
+from services.engine.models.stage_tensors import StageTensors, shares_of_stage
 from services.engine.models.tensor_source import TensorSource
 from services.engine.models.tensors import Tensors, check_tensors
 from services.engine.models.weight_files import WeightFile, safetensors_weights
@@ -99,16 +100,18 @@ def load_weights(
     on_read: Callable[[int], None] = lambda _: None,
     kept: KeptForms | None = None,
 ) -> Weights:
-    """Reads all weights to the source's device; with the configuration of a rank, its share of them, and the norms
-    whole. They are of use once the other ranks are connected (`Weights.ranks`).
+    """Reads all weights to the source's device; with the configuration of a rank, its share of them, and the norms of
+    its layers whole. They are of use once the other ranks are connected (`Weights.ranks`).
 
     fused: products may be a CPU's kernels. makers: what makes them instead.
     on_read: hears of the bytes of each tensor that was read. kept: hears how codes are kept.
     Raises ModelError, before reading, for any tensor that is missing, misshapen or unexpected.
     """
     architecture = ARCHITECTURES[config.architecture]
-    check_tensors(source, config, shapes_of(config))
-    shares = shares_of(config)
+    check_tensors(source, config.whole, shapes_of(config))
+    shares, layers = shares_of(config), config.stage.layers
+    if not config.stage.is_first:
+        source, shares = StageTensors(source, layers), shares_of_stage(shares, layers)
     tensors = Tensors(
         source,
         dtype,

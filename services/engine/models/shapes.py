@@ -1,7 +1,9 @@
 """Shapes of a checkpoint's tensors, and the shares of them that belong to one rank of several."""
 
+import re
 from typing import NamedTuple
 
+OF_LAYER = re.compile(r"\.layers\.(\d+)\.")  # in the name of a layer's tensor: the layer
 Shapes = dict[str, tuple[int, ...]]  # by tensors' names
 
 

@@ -76,7 +76,8 @@ class Tensors:
         self._make_coded = makers.coded
         self._make_coded_experts = coded_experts if fused and makers.coded is None else makers.coded_experts
         self._shares = shares
-        self.ranks = RankLink() if shares else None  # nothing is joined where nothing is shared out
+        # Nothing is joined where nothing is shared out: tensors of other stages are not.
+        self.ranks = RankLink() if any(share is not None for share in shares.values()) else None
         self._on_read = on_read
         self._kept = kept or KeptForms()
 
@@ -183,21 +184,21 @@ class Tensors:
         (rows,) = share.rows
         return RankTokens(range(rows.start, rows.stop), self.ranks)
 
-    def head(self, embedding: Embedding, vocab_size: int, *, tied: bool) -> Linear:
+    def head(self, tied: Embedding | None, vocab_size: int) -> Linear:
         """Makes the output layer, of the embedding itself if they are tied. It never uses `Makers.product`. Where ranks
         share its outputs, it has those of all ranks.
         """
-        layer = self._own_head(embedding, tied=tied)
+        layer = self._own_head(tied)
         return layer if self.ranks is None else layer.joined(Join(self.ranks, vocab_size))
 
-    def _own_head(self, embedding: Embedding, *, tied: bool) -> Linear:
-        if tied and embedding.panels is not None:
-            return of_panels(embedding.panels, self.dtype)
-        if not tied or self._make_coded is not None:
-            coded = self._coded_linear([embedding.name if tied else HEAD], None)
+    def _own_head(self, tied: Embedding | None) -> Linear:
+        if tied is not None and tied.panels is not None:
+            return of_panels(tied.panels, self.dtype)
+        if tied is None or self._make_coded is not None:
+            coded = self._coded_linear([HEAD if tied is None else tied.name], None)
             if coded is not None:
                 return coded
-        weight = embedding.table if tied else self._read(HEAD)
+        weight = self._read(HEAD) if tied is None else tied.table
         assert weight is not None
         return Linear(weight, None, fused=self._fused)
 

@@ -40,10 +40,11 @@ class DecoderWeights:
     """All of a decoder's weights, in one dtype."""
 
     dtype: torch.dtype
-    embedding: Embedding  # [vocab, hidden]
+    embedding: Embedding | None  # [vocab, hidden]; None: another stage has it
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [hidden]
-    lm_head: Linear  # hidden -> vocab; of a model with a head for scores that head, hidden -> labels, in float32
+    # hidden -> vocab; of a model with a head for scores that head, hidden -> labels, in float32; None: another stage's
+    lm_head: Linear | None
     sinks: Tensor | None = None  # float32[layers, heads], see `Scoring`
     ranks: RankLink | None = None
 
@@ -55,13 +56,13 @@ class DecoderWeights:
 
 def load_decoder(tensors: Tensors, config: DecoderConfig, parts: LayerParts) -> DecoderWeights:
     """Reads a checkpoint that has these shapes. Raises ModelError."""
-    embedding = tensors.embedding(EMBEDDING)
+    embedding = tensors.embedding(EMBEDDING) if tensors.has(EMBEDDING) else None
     return DecoderWeights(
         dtype=tensors.dtype,
         embedding=embedding,
         layers=tuple(_load_layer(tensors, config, parts, layer) for layer in range(config.num_layers)),
         final_norm=load_norm(tensors, config, "model.norm"),
-        lm_head=_load_output(tensors, config, embedding),
+        lm_head=_load_output(tensors, config, embedding) if config.stage.is_last else None,
         sinks=_load_sinks(tensors, config) if config.attention_sinks else None,
         ranks=tensors.ranks,
     )
@@ -83,16 +84,18 @@ def _load_layer(tensors: Tensors, config: DecoderConfig, parts: LayerParts, laye
     )
 
 
-def _load_output(tensors: Tensors, config: DecoderConfig, embedding: Embedding) -> Linear:
+def _load_output(tensors: Tensors, config: DecoderConfig, embedding: Embedding | None) -> Linear:
     """Reads the output layer, or the head for scores, which may be the difference of two rows of the output layer."""
+    tied = embedding if config.tie_word_embeddings else None
     if config.score_tokens:
+        assert embedding is not None, "stages do not share a scorer"
         ids = torch.tensor(config.score_token_ids, device=embedding.device)
-        rows = embedding(ids) if config.tie_word_embeddings else tensors.vector(HEAD)[ids]
+        rows = embedding(ids) if tied is not None else tensors.vector(HEAD)[ids]
         no, yes = rows.to(torch.float32)
         return Linear((yes - no)[None], None)
     if config.num_labels:
         return Linear(tensors.vector(SCORE).to(torch.float32), None)
-    return tensors.head(embedding, config.vocab_size, tied=config.tie_word_embeddings)
+    return tensors.head(tied, config.vocab_size)
 
 
 def _load_sinks(tensors: Tensors, config: DecoderConfig) -> Tensor:

@@ -44,6 +44,8 @@ def test_all_matrices_stay_in_codes(kind: str, tied: bool, tmp_path: Path) -> No
     path = written(tmp_path, kind, tied=tied)
     weights, kept, num_bytes = loaded(path, torch.bfloat16)
     layer = weights.layers[0]
+    assert weights.lm_head is not None
+    assert weights.embedding is not None
     assert isinstance(layer.attention, GroupedAttention)
     assert isinstance(layer.mlp, GatedMlp)
     linears = [layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down, weights.lm_head]

@@ -59,9 +59,13 @@ def make_attention(
         return CpuAttention(pool, layout, config.num_heads, scoring, own_coded, fused=fused, before_layer=before_layer)
 
     def make_slice(layers: tuple[int, ...]) -> CpuAttention:
-        own = coded
+        own, of_stage = coded, config.stage.layers
+        # A place of another stage's layer gets numbers that nobody uses.
+        here = [layer - of_stage.start if layer in of_stage else 0 for layer in layers]
         if coded is not None and coded.scales is not None:
-            own = CodedKv(coded.dtype, coded.scales[list(layers)])
-        return make(None if sinks is None else sinks[list(layers)], own)
+            own = CodedKv(coded.dtype, coded.scales[here])
+        return make(None if sinks is None else sinks[here], own)
 
-    return make(sinks, coded) if layout.groups is None else SlicedAttention(layout.groups, make_slice)
+    if layout.groups is None:
+        return make(sinks, coded)
+    return SlicedAttention(layout.groups, config.stage.layers, make_slice)

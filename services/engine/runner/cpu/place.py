@@ -9,6 +9,7 @@ from services.engine.kernels.ranks import Ranks
 from services.engine.models.base import Weights
 from services.engine.models.model_config import ModelConfig
 from services.engine.runner.cpu.cores import StepCores
+from services.engine.runner.cpu.stage import Stage
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -16,8 +17,9 @@ class Place:
     """A runner's part of the process that it is in."""
 
     cores: StepCores | None = None  # None: it leaves torch's number of threads as it is
-    ranks: Ranks | None = None  # of a model that ranks share; None: it is whole
+    ranks: Ranks | None = None  # that share the layers that are here; None: nobody else has a part of these
     pool: np.ndarray | None = None  # uint8, zeroed, of the runner's blocks and spare blocks; None: it allocates them
+    stage: Stage | None = None  # of a model whose layers are divided into stages; None: all of them are here
 
     @property
     def blocks(self) -> BlockSizes | None:
@@ -26,8 +28,10 @@ class Place:
 
     def connect(self, config: ModelConfig, weights: Weights) -> None:
         """Connects the weights of a rank, which is this one, with the others."""
-        if config.sharded is None:
-            assert self.ranks is None, "the model is whole"
+        has_all_layers = len(config.stage.layers) == config.whole.num_layers
+        assert has_all_layers == (self.stage is None), "a stage's runner needs the other stages"
+        if config.sharded is None or config.sharded.size == 1:
+            assert self.ranks is None or self.ranks.size == 1, "each layer is whole"
             return
         assert self.ranks is not None, "a rank's runner needs the other ranks"
         assert (config.sharded.rank, config.sharded.size) == (self.ranks.rank, self.ranks.size)

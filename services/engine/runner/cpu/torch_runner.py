@@ -4,8 +4,9 @@ The KV pool is one zeroed region of memory that torch and transports share.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 
 import numpy as np
@@ -43,7 +44,8 @@ _SCORED_AT_ONCE = 256  # tokens of prompts that are scored at once
 class TorchRunner:
     """`Runner` on the CPU. `launch` runs the whole step, and raises its errors.
 
-    Where ranks share the model, each has a runner of its part. Rank 0 launches a step, the others follow it.
+    Where ranks share the model, each has a runner of its part. Rank 0, which has the last layers where stages share
+    them, launches a step, the others follow it.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class TorchRunner:
         Where ranks share the model, `config` and `weights` are this one's; it connects the weights with the others.
         """
         place.connect(config, weights)
+        self._stage = place.stage
         kv = kv or StoredKv(kv_layout(config, block_size, weights.dtype))
         self.layout = kv.layout
         self.num_blocks = num_blocks
@@ -126,11 +129,12 @@ class TorchRunner:
         parts, samples_all: see `StepInput`.
         """
         with self._computing(tokens), torch.inference_mode():
-            step = self._input(tokens)
-            if samples_all:
-                self._model.all_logits(step)
+            if samples_all and self._stage is None:
+                self._model.all_logits(self._input(tokens))
                 return
-            sampled, scored, _pooled, _watched = self._model.forward(step).split(parts)
+            if (hidden := self._forward(tokens)) is None:
+                return
+            sampled, scored, _pooled, _watched = hidden.split(parts)
             if len(sampled):
                 self._model.logits(sampled)
             for some in scored.split(_SCORED_AT_ONCE) if len(scored) else ():
@@ -153,14 +157,15 @@ class TorchRunner:
         return self._done.popleft()
 
     def _run(self, step: StepInput) -> StepOutput:
-        tokens = self._input(step.tokens)
-        if step.on_computing is not None:
-            step.on_computing()
-        if step.samples_all:
+        if step.samples_all and self._stage is None:
+            tokens = self._input(step.tokens)
+            _on_computing(step)
             output = sample(self._model.all_logits(tokens), step.sampling, self._mask)
             output.not_finite = rows_not_finite(step, output)
             return output
-        sampled, scored, pooled, watched = self._model.forward(tokens).split(step.parts)
+        hidden = self._forward(step.tokens, partial(_on_computing, step))
+        assert hidden is not None, "rank 0 has the last layers"
+        sampled, scored, pooled, watched = hidden.split(step.parts)
         if len(sampled):
             output = sample(self._model.logits(sampled), step.sampling, self._mask)
         else:
@@ -172,16 +177,29 @@ class TorchRunner:
         output.not_finite = rows_not_finite(step, output, watched.isfinite().all(dim=1).numpy())
         return output
 
-    def _input(self, tokens: StepTokens) -> ModelInput:
-        """Makes the input of the forward pass."""
+    def _forward(self, tokens: StepTokens, on_computing: Callable[[], None] = lambda: None) -> torch.Tensor | None:
+        """Returns the hidden states of the step's queries, [Q, width]; None: a later stage has them. on_computing:
+        called when most of what needs Python is done.
+        """
+        if self._stage is None:
+            step = self._input(tokens)
+            on_computing()
+            return self._model.forward(step)
+        on_computing()
+        return self._stage.run(tokens, lambda piece, hidden: self._model.forward(self._input(piece, hidden)))
+
+    def _input(self, tokens: StepTokens, hidden: torch.Tensor | None = None) -> ModelInput:
+        """Makes the input of the forward pass. hidden: see `ModelInput`."""
+        is_last = self._stage is None or self._stage.is_last
         queries = PagedQueries(tokens.query_starts, tokens.seq_lens, tokens.block_tables)
         return ModelInput(
             token_ids=torch.from_numpy(tokens.token_ids).to(torch.int64),
             positions=torch.from_numpy(tokens.positions),
             row_starts=torch.from_numpy(tokens.query_starts),
             plan=self._attention.prepare(queries, self._windows),
-            queries=torch.from_numpy(tokens.queries),
+            queries=torch.from_numpy(tokens.queries) if is_last else None,
             token_types=torch.from_numpy(tokens.token_types) if len(tokens.token_types) else None,
+            hidden=hidden,
         )
 
     def _score(self, hidden: torch.Tensor, scored: ScoredTokens) -> StepLogprobs:
@@ -193,6 +211,12 @@ class TorchRunner:
             wide = wide_rows(scored.num_logprobs[here])
             parts.append(score(self._model.logits(some), scored.successors[here], width, wide))
         return StepLogprobs.joined(parts)
+
+
+def _on_computing(step: StepInput) -> None:
+    """Says that most of what a step needs Python for is done."""
+    if step.on_computing is not None:
+        step.on_computing()
 
 
 def _nothing(with_logprobs: bool) -> StepOutput:
