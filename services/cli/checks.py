@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from services.config import DeviceKind, Kernels, KvCacheDtype, ReasoningParser, ToolParser
+from services.config import DeviceKind, Kernels, KvCacheDtype, ReasoningParser, ToolParser, WorkerRole
 from services.config.engine import EngineConfig
 from services.config.hosts import is_loopback
 from services.config.option import Refusal
@@ -13,6 +13,9 @@ from services.protocol.model_files.base import ModelError
 
 if TYPE_CHECKING:
     from services.engine.runner.model_check import ModelFacts
+
+
+STAGES = "--pipeline-parallel-size"
 
 
 def check_engine(config: EngineConfig) -> None:
@@ -25,14 +28,24 @@ def check_engine(config: EngineConfig) -> None:
         raise Refusal(str(error)) from error
     if config.device is DeviceKind.CPU and config.gpu_options:
         raise Refusal(f"{config.gpu_options[0]} is for GPUs alone: the device is the CPU")
-    if config.device is DeviceKind.CUDA and config.tensor_parallel_size > 1:
-        raise Refusal("--tensor-parallel-size is for the CPU so far: the device is a GPU")
+    if config.device is DeviceKind.CUDA and config.num_ranks > 1:
+        option = "--tensor-parallel-size" if config.tensor_parallel_size > 1 else STAGES
+        raise Refusal(f"{option} is for the CPU so far: the device is a GPU")
     if config.device is DeviceKind.CUDA and config.kernels is not Kernels.AUTO:
         raise Refusal(f"--kernels {config.kernels} is for the CPU alone: the device is a GPU")
     if config.device is DeviceKind.CUDA and config.kv_cache_dtype is KvCacheDtype.INT8:
         raise Refusal("--kv-cache-dtype int8 is for the CPU alone: the device is a GPU")
     if config.kv_memory_bytes is not None and config.gpu_memory_fraction is not None:
         raise Refusal("--kv-memory and --gpu-memory-fraction both say how much memory KV gets: say one of both")
+
+
+def check_stages(role: WorkerRole, num_stages: int) -> None:
+    """Raises Refusal for a decode worker of several stages."""
+    if role is WorkerRole.DECODE and num_stages > 1:
+        raise Refusal(
+            f"{STAGES} {num_stages} is for prefill workers: a decode worker would only be slower, as its stages would "
+            "compute each token one after the other"
+        )
 
 
 def check_model(config: EngineConfig, num_workers: int) -> "ModelFacts":

@@ -89,8 +89,10 @@ def _facts(values: Values) -> Values:
     num_decode = values["num_decode"] if checks.generates(values["model"]) else 0
     if not num_prefill + num_decode:
         raise Refusal("--prefill 0: this model makes embeddings alone, which prefill workers do")
-    for size in {values.get(name) or engine.tensor_parallel_size for name in ("prefill_tp", "decode_tp")}:
-        facts = checks.check_model(replace(engine, tensor_parallel_size=size), num_prefill + num_decode)
+    of_prefill, of_decode = (values.get(name) or engine.tensor_parallel_size for name in ("prefill_tp", "decode_tp"))
+    for ranks, stages in {(of_prefill, values["prefill_pp"]), (of_decode, 1)}:
+        sized = replace(engine, tensor_parallel_size=ranks, pipeline_parallel_size=stages)
+        facts = checks.check_model(sized, num_prefill + num_decode)
     sys.stderr.write(f"baton: {checks.summarize_model(engine)}\n")
     has_template = facts.has_chat_template or values.get("chat_template") is not None
     own = {} if facts.generates else {"generates": False, "num_decode": 0}
@@ -100,6 +102,8 @@ def _facts(values: Values) -> Values:
 def _check_up(values: Values) -> None:
     """Raises Refusal before a model is looked for."""
     config = build(UpConfig, values | {"model": Path(), "served_model_name": ""})
+    if config.workers.engine.pipeline_parallel_size > 1:
+        raise Refusal(f"{checks.STAGES} is for prefill workers: of `baton up`, --prefill-pp says it for these")
     tls_checks.check_own_tls(config)
     tls_checks.check_serving(config.serving, config.process, makes_tls=config.tls)
 
@@ -134,6 +138,7 @@ def _check_serving(values: Values) -> None:
 def _worker(values: Values) -> int:
     tls_checks.check_worker(build(WorkerConfig, values | {"model": Path()}))
     host = checks.advertised_host(values["host"], values.get("advertised_host"), values.get("redis_url"))
+    checks.check_stages(values["role"], values["pipeline_parallel_size"])
     path, _ = _find_engine_model(values)
     return start.run_worker(build(WorkerConfig, values | {"model": path, "advertised_host": host}))
 

@@ -7,6 +7,7 @@ know says what to type instead. docs/reference.md has the same table; a test hol
 from dataclasses import dataclass
 
 _RANKS = "--tensor-parallel-size"
+_STAGES = "for prefill workers: `baton up --prefill-pp N`, `baton prefill --pipeline-parallel-size N`"
 _MORE_WORKERS = "more workers: `baton up --prefill N --decode N`, or further `baton prefill` and `baton decode`"
 _ALWAYS = "needless: always on"
 _OWN_TOKENIZER = "needless: the tokenizer is the model's own"
@@ -84,8 +85,8 @@ OPTIONS: tuple[Foreign, ...] = (
     _foreign("--tp --tp-size", "SGLang, TensorRT-LLM", _RANKS),
     _foreign("--num-shard --sharded", "TGI", _RANKS),
     _foreign("-sm --split-mode -ts --tensor-split", "llama.cpp", _RANKS),
-    _foreign("-pp --pipeline-parallel-size", "vLLM", "not there yet: pipeline parallelism"),
-    _foreign("--pp --pp-size", "SGLang, TensorRT-LLM", "not there yet: pipeline parallelism"),
+    _foreign("-pp", "vLLM", _STAGES),
+    _foreign("--pp --pp-size", "SGLang, TensorRT-LLM", _STAGES),
     _foreign("-dp --data-parallel-size", "vLLM", _MORE_WORKERS),
     _foreign("--dp --dp-size", "SGLang", _MORE_WORKERS),
     _foreign("-ep --enable-expert-parallel", "vLLM", _EXPERTS),

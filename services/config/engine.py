@@ -110,6 +110,16 @@ class EngineConfig:
             "of the MLPs and of the vocabulary, and of the worker's cores.",
         ),
     ] = 1
+    pipeline_parallel_size: Annotated[
+        int,
+        Option(
+            panel=_ENGINE,
+            min=1,
+            metavar="N",
+            help="Stages of a prefill worker, on the CPU: each has a part of the layers, in as many processes as "
+            "--tensor-parallel-size says, and works on another piece of a prompt.",
+        ),
+    ] = 1
     kernels: Annotated[
         Kernels,
         Option(
@@ -168,6 +178,11 @@ class EngineConfig:
     # The worker's place among those of one `baton up`: by it, the workers share the machine's GPUs.
     worker_index: int = 0
     num_workers: int = 1
+
+    @property
+    def num_ranks(self) -> int:
+        """Returns how many processes each worker consists of: as many ranks in each stage."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def gpu_options(self) -> tuple[str, ...]:

@@ -518,6 +518,9 @@ class UpConfig:
     decode_tp: Annotated[
         int | None, Option(min=1, metavar="N", help="Ranks of each decode worker. Default: --tensor-parallel-size.")
     ] = None
+    prefill_pp: Annotated[
+        int, Option(min=1, metavar="N", help="Stages of each prefill worker: see `baton prefill --help`.")
+    ] = 1
     start_timeout_s: Annotated[
         float,
         Option(
@@ -536,6 +539,10 @@ class UpConfig:
         """Returns how many ranks each worker of this role has."""
         own = self.prefill_tp if role is WorkerRole.PREFILL else self.decode_tp
         return self.workers.engine.tensor_parallel_size if own is None else own
+
+    def pipeline_parallel_size(self, role: WorkerRole) -> int:
+        """Returns how many stages each worker of this role has."""
+        return self.prefill_pp if role is WorkerRole.PREFILL else 1
 
 
 _MODEL_METAVAR = "DIR|FILE.gguf|ID"

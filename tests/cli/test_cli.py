@@ -81,6 +81,20 @@ def test_what_says_one_thing_twice_or_is_for_another_device_is_refused(checkpoin
     assert result.stderr.endswith("both say how much memory KV gets: say one of both\n")
     result = baton(*options, "--kernels", "torch")
     assert result.stderr == "baton: --kernels torch is for the CPU alone: the device is a GPU\n"
+    for sizes in (["--tensor-parallel-size", "2"], ["--pipeline-parallel-size", "2"]):
+        result = baton("prefill", "--model", str(checkpoint), "--device", "cuda", *sizes)
+        assert result.stderr == f"baton: {sizes[0]} is for the CPU so far: the device is a GPU\n"
+
+
+def test_stages_are_refused_where_they_would_only_be_slower(checkpoint: Path) -> None:
+    options = "--model", str(checkpoint), "--pipeline-parallel-size", "2"
+    refused = baton("decode", *options).stderr
+    assert refused.startswith("baton: --pipeline-parallel-size 2 is for prefill workers: a decode worker would only be")
+    refused = baton("up", *options).stderr
+    assert (
+        refused
+        == "baton: --pipeline-parallel-size is for prefill workers: of `baton up`, --prefill-pp says it for these\n"
+    )
 
 
 def test_a_gguf_file_is_found_by_its_name(tmp_path: Path) -> None:

@@ -44,8 +44,8 @@ def test_no_name_is_there_twice_or_baton_s_own() -> None:
     ("arguments", "said"),
     [
         (
-            "up --pipeline_parallel_size=2",
-            "--pipeline_parallel_size (vLLM) is no option here: not there yet: pipeline par",
+            "up --speculative_config={}",
+            "--speculative_config (vLLM) is no option here: not there yet: speculative deco",
         ),
         ("up --max_model_len 100", "--max_model_len is spelled --max-model-len"),
         (

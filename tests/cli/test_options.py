@@ -212,6 +212,7 @@ def test_every_flag_of_up_reaches_its_field(model: Path, configs: list[Any]) -> 
         "--start-timeout=60",
         "--prefill-tp=4",
         "--decode-tp=1",
+        "--prefill-pp=2",
         "--transport=grpc",
         *SERVING,
         *ENGINE,
@@ -225,6 +226,7 @@ def test_every_flag_of_up_reaches_its_field(model: Path, configs: list[Any]) -> 
             start_timeout_s=60.0,
             prefill_tp=4,
             decode_tp=1,
+            prefill_pp=2,
             max_positions=8192,
             workers=WorkerSettings(
                 engine=EngineConfig(model=model, **dict(ENGINE.values())), transport=TransportName.GRPC
@@ -266,6 +268,7 @@ def test_these_are_all_flags() -> None:
     tried = {flag.partition("=")[0] for flag in (*ENGINE, *GPU, *SERVING, *PROCESS)}
     tried |= {"--model", "--transport", "--prefill", "--decode", "--max-waiting", "--workers"}
     tried |= {"--tls", "--advertise-host", "--health-port", "--keys", "--start-timeout", "--prefill-tp", "--decode-tp"}
+    tried |= {"--prefill-pp", "--pipeline-parallel-size"}
     assert {field.flag for field in (*UP, *ALONE)} - tried == {"--revision"}  # for the hub: tests/test_hub.py
 
 

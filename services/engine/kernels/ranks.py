@@ -54,6 +54,45 @@ class Ranks(Protocol):
         """Returns the seconds for which this rank has waited for others in `sum` and `gather` so far."""
 
 
+class SoleRank:
+    """`Ranks` of which there is one, whose group has other processes: it adds nothing up, and hears of their end."""
+
+    rank, size, is_kernel = 0, 1, True
+
+    def __init__(self) -> None:
+        self.blocks: BlockSizes | None = None
+        self._is_aborted = False
+
+    def sum(self, x: "Tensor") -> "Tensor":
+        """See `Ranks.sum`."""
+        return x
+
+    def gather(self, part: "Tensor", width: int) -> "Tensor":
+        """See `Ranks.gather`."""
+        return part
+
+    def begin_step(self, number: int) -> None:
+        """See `Ranks.begin_step`."""
+
+    def end_step(self) -> None:
+        """See `Ranks.end_step`."""
+        self.check()
+
+    def abort(self) -> None:
+        """See `Ranks.abort`."""
+        self._is_aborted = True
+
+    def check(self) -> None:
+        """See `Ranks.check`."""
+        if self._is_aborted:
+            raise RankLostError("a process of this model has ended")
+
+    @property
+    def waited_s(self) -> float:
+        """See `Ranks.waited_s`."""
+        return 0.0
+
+
 class RankLink:
     """The place in a rank's weights where the other ranks belong: weights are made, and shared with other workers of
     the host, without them, and a runner connects its own.

@@ -46,7 +46,7 @@ def load_runner(
     runner: Runner
     ranks: RankGroup | None = None
     cores = _cores(engine, plan.device)
-    if engine.tensor_parallel_size > 1:
+    if engine.num_ranks > 1:
         group = load_group(plan, cores, progress, log_format)
         runner, kernels, weights, notices = group.runner, group.kernels, group.weights, group.notices
         ranks = group.runner

@@ -17,7 +17,7 @@ from services.engine.models.architectures import parse_model_config
 from services.engine.models.config import DecoderConfig
 from services.engine.models.dummy import dummy_id
 from services.engine.models.kv_scales import KvScales, read_kv_scales, unit_scales
-from services.engine.models.model_config import DTYPES, ModelConfig, layout_of
+from services.engine.models.model_config import DTYPES, ModelConfig, layers_of_stages, layout_of
 from services.engine.models.quantized.at_load import Quantize, QuantizedAtLoad
 from services.engine.models.registry import open_tensors, stored_dtype, weight_files
 from services.engine.models.rope_config import DynamicScaling, LongRopeScaling
@@ -80,13 +80,34 @@ class LoadPlan:
 
     def shard(self, rank: int) -> "LoadPlan":
         """Returns the plan of one rank: its part of the model, and the layout of its KV. Raises ModelError."""
-        config = self.config.shard(rank, self.engine.tensor_parallel_size)
+        stage, rank_of_stage = self.stage_of(rank)
+        layers = layers_of_stages(self.config.num_layers, self.num_stages)[stage] if self.num_stages > 1 else None
+        config = self.config.shard(rank_of_stage, self.engine.tensor_parallel_size, layers)
         assert config.sharded is not None
-        heads, scales = config.sharded.kv_heads, self.kv_scales
+        heads, here, scales = config.sharded.kv_heads, config.stage.layers, self.kv_scales
         if scales is not None:
-            own = slice(heads.start, heads.stop)
-            scales = KvScales(scales.k[:, own].contiguous(), scales.v[:, own].contiguous())
-        return replace(self, config=config, layout=self.layout.part(heads), kv_scales=scales)
+            own = slice(here.start, here.stop), slice(heads.start, heads.stop)
+            scales = KvScales(scales.k[own].contiguous(), scales.v[own].contiguous())
+        layout = self.layout.part(heads, layers if self.divides_pools else None)
+        return replace(self, config=config, layout=layout, kv_scales=scales)
+
+    def stage_of(self, rank: int) -> tuple[int, int]:
+        """Returns the stage of one of the worker's ranks, and which of the stage's ranks it is. Stage 0 has the last
+        layers, and rank 0.
+        """
+        return divmod(rank, self.engine.tensor_parallel_size)
+
+    @property
+    def num_stages(self) -> int:
+        """Returns how many stages share the model's layers."""
+        return self.engine.pipeline_parallel_size
+
+    @property
+    def divides_pools(self) -> bool:
+        """Returns True if stages have pools of their own layers. Layers in slices are of several stages: these share
+        the pools of whole slices, each writing its own layers.
+        """
+        return self.num_stages > 1 and self.layout.groups is None
 
     def num_blocks(self, budget: int) -> int:
         """Returns the blocks, or slices, of a pool of so many bytes. Raises ModelError if these are too few."""
@@ -133,8 +154,9 @@ def plan_load(engine: EngineConfig) -> LoadPlan:
         eos_token_ids, eos_notices = _ends_of_answers(files, config)
     if not config.is_causal:
         device = _CPU
-    if device != _CPU and engine.tensor_parallel_size > 1:
-        raise ModelError("--tensor-parallel-size is for the CPU so far: --device cpu says so")
+    if device != _CPU and engine.num_ranks > 1:
+        option = "--tensor-parallel-size" if engine.tensor_parallel_size > 1 else "--pipeline-parallel-size"
+        raise ModelError(f"{option} is for the CPU so far: --device cpu says so")
     check_options(engine, config)
     longest = wanted_len(engine, config)
     config = config.for_lengths(longest)

@@ -9,7 +9,7 @@ from services.config import DeviceKind, LoadFormat
 from services.config.engine import EngineConfig
 from services.engine.kernels.cpu.availability import why_no_kernels
 from services.engine.kernels.cpu.isa import IsaError
-from services.engine.models.architectures import parse_model_config
+from services.engine.models.architectures import check_stages, parse_model_config
 from services.engine.models.model_config import ModelConfig
 from services.engine.models.weight_files import check_complete, safetensors_weights, stored_dtype
 from services.engine.runner.kept_bytes import ITEM_BYTES, kept_bytes
@@ -52,11 +52,13 @@ def check_model(engine: EngineConfig, num_workers: int) -> ModelFacts:
 
 
 def check_options(engine: EngineConfig, config: ModelConfig) -> None:
-    """Raises ModelError for options that mean nothing for a model which sees both ways, and for ranks that cannot share
-    the model.
+    """Raises ModelError for options that mean nothing for a model which sees both ways, and for ranks or stages that
+    cannot share the model.
     """
     if engine.tensor_parallel_size > 1:
         config.shard(0, engine.tensor_parallel_size)
+    if engine.pipeline_parallel_size > 1:
+        check_stages(config, engine.pipeline_parallel_size)
     if config.is_causal:
         return
     if engine.kv_memory_bytes is not None:

@@ -59,14 +59,14 @@ def loaded(engine: EngineConfig) -> Iterator[LoadedModel]:
             model.runner.close()
 
 
-def a_step(ids: np.ndarray, start: int, scored: ScoredTokens | None = None) -> StepInput:
+def a_step(ids: np.ndarray, start: int, scored: ScoredTokens | None = None, num_slices: int = 1) -> StepInput:
     end = start + len(ids)
     tokens = StepTokens(
         ids.astype(np.int32),
         np.arange(start, end, dtype=np.int32),
         np.array([0, len(ids)], dtype=np.int32),
         np.array([end], dtype=np.int32),
-        np.arange(_BLOCKS, dtype=np.int32)[None],
+        np.arange(_BLOCKS * num_slices, dtype=np.int32)[None],
     )
     return StepInput.of(tokens, np.array([len(ids) - 1]), SamplingBatch.greedy(1, num_logprobs=3), scored)
 
@@ -83,30 +83,31 @@ def numbers_of(runner: Runner, vocab_size: int) -> tuple[list[int], np.ndarray]:
     for start, end in ((0, 37), (37, 50)):
         queries = np.arange(0, end - start - 1, 3)
         scored = ScoredTokens(queries, prompt[start + queries + 1], np.full(len(queries), 2, dtype=np.int32))
-        output = run(runner, a_step(prompt[start:end], start, scored))
+        output = run(runner, a_step(prompt[start:end], start, scored, runner.layout.num_slices))
         assert output.logprobs is not None
         assert output.scored is not None
         found += [output.scored.sampled, output.scored.top.ravel()]
     for position in range(50, 80):
         tokens.append(int(output.token_ids[0]))
-        output = run(runner, a_step(output.token_ids, position))
+        output = run(runner, a_step(output.token_ids, position, num_slices=runner.layout.num_slices))
         assert output.logprobs is not None
         found.append(output.logprobs.top.ravel())
     return tokens, np.concatenate(found)
 
 
-def assert_the_same(engine: EngineConfig, ranks: int, within: float = 1e-4) -> None:
+def assert_the_same(engine: EngineConfig, ranks: int, stages: int = 1, within: float = 1e-4) -> None:
     with loaded(replace(engine, tensor_parallel_size=1)) as one:
         expected = numbers_of(one.runner, one.vocab_size)
-    with loaded(replace(engine, tensor_parallel_size=ranks)) as several:
+    with loaded(replace(engine, tensor_parallel_size=ranks, pipeline_parallel_size=stages)) as several:
         assert several.fingerprint == one.fingerprint, "KV of both may be exchanged"
         assert several.runner.layout == one.runner.layout
         tokens, numbers = numbers_of(several.runner, several.vocab_size)
         assert tokens == expected[0]
         assert numbers == pytest.approx(expected[1], abs=within)
         memory = several.runner.kv_memory()
-        several.runner.copy_block(0, _BLOCKS)
-        first, copied = (memory.read(np.array([block], np.uint32), 0, memory.block_bytes) for block in (0, _BLOCKS))
+        free = _BLOCKS * several.runner.layout.num_slices
+        several.runner.copy_block(0, free)
+        first, copied = (memory.read(np.array([block], np.uint32), 0, memory.block_bytes) for block in (0, free))
         assert first == copied
         assert any(first)
 
@@ -133,6 +134,32 @@ def test_more_ranks_and_other_ways_compute_what_one_process_does(
     assert_the_same(engine_of(model, **changes), ranks)
 
 
+def test_two_stages_compute_what_one_process_does(model: Path) -> None:
+    assert_the_same(engine_of(model), 1, stages=2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("ranks", "stages", "family", "shape", "changes"),
+    [
+        (2, 2, "llama", {}, {}),
+        (2, 2, "gemma2", {"sliding_window": 20, "num_hidden_layers": 4}, {}),
+        (1, 3, "gpt_oss", {"sliding_window": 20, "num_hidden_layers": 5}, {}),
+        (2, 2, "deepseek_v3", {}, {}),
+        (1, 2, "llama", {}, {"kernels": Kernels.TORCH}),
+        (2, 2, "llama", {}, {"kernels": Kernels.TORCH}),
+        (1, 2, "gemma2", {"sliding_window": 20}, {"kv_cache_dtype": KvCacheDtype.INT8}),
+        (2, 2, "llama", {}, {"kv_cache_dtype": KvCacheDtype.INT8}),
+        (1, 2, "llama", {}, {"num_threads": 4}),
+    ],
+)
+def test_more_stages_of_ranks_and_other_ways_compute_what_one_process_does(
+    ranks: int, stages: int, family: str, shape: dict[str, Any], changes: dict[str, Any], tmp_path: Path
+) -> None:
+    directory = write_checkpoint(tmp_path / "model", family, **shape)
+    assert_the_same(engine_of(directory, **changes), ranks, stages)
+
+
 def ranks_of(process: psutil.Process) -> list[psutil.Process]:
     """The ranks that a process has started, among its other children."""
     return [child for child in process.children() if "services.engine.runner.group.rank_main" in child.cmdline()]
@@ -141,14 +168,17 @@ def ranks_of(process: psutil.Process) -> list[psutil.Process]:
 @pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("kernels", list(Kernels))
-def test_a_lost_rank_ends_the_step_and_is_told_in_words(model: Path, how: signal.Signals, kernels: Kernels) -> None:
+@pytest.mark.parametrize("of_ranks", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
+def test_a_lost_rank_ends_the_step_and_is_told_in_words(
+    model: Path, how: signal.Signals, kernels: Kernels, of_ranks: dict[str, int]
+) -> None:
     told, heard = [], threading.Event()
 
     def tell(reason: str) -> None:
         told.append(reason)
         heard.set()
 
-    with loaded(engine_of(model, tensor_parallel_size=2, kernels=kernels)) as group:
+    with loaded(engine_of(model, **of_ranks, kernels=kernels)) as group:
         assert group.group is not None
         group.group.when_lost(tell)
         run(group.runner, a_step(np.arange(40), 0))
@@ -196,6 +226,8 @@ def _load_and_wait(engine: EngineConfig, pipe: Connection) -> None:
 def test_what_ranks_cannot_share_is_refused_before_any_starts(model: Path) -> None:
     with pytest.raises(ModelError, match="7 ranks cannot share 6 attention heads"):
         load_runner(engine_of(model, tensor_parallel_size=7))
+    with pytest.raises(ModelError, match="3 stages cannot share 2 layers"):
+        load_runner(engine_of(model, pipeline_parallel_size=3))
     assert not ranks_of(psutil.Process()), "no rank was started"
 
 
@@ -212,6 +244,7 @@ def test_a_rank_that_cannot_load_says_why(tmp_path: Path) -> None:
         steps=memory,
         sums=memory,
         store=None,
+        hidden=None,
     )
     ranks = RankProcesses([config])
     with pytest.raises(ModelError, match=r"^rank 1: .*nothing"):

@@ -57,6 +57,7 @@ class Stage:
         self._hidden = torch.from_numpy(memory[border : border + rows * row_bytes]).view(dtype).view(rows, width)
         self._check = check
         self._count = 0  # of pieces that this stage has handed on
+        self.waited_s = 0.0  # for the stage before
 
     @property
     def is_last(self) -> bool:
@@ -83,12 +84,13 @@ class Stage:
 
     def _wait(self) -> None:
         """Waits until the stage before has handed on the next piece."""
-        before, looks = self.number + 1, 0
+        before, looks, began = self.number + 1, 0, time.monotonic()
         while before < self.num_stages and self._sent[before] <= self._count:
             self._check()
             looks += 1
             if looks > _LOOKS:
                 time.sleep(_LOOK_AGAIN_S)
+        self.waited_s += time.monotonic() - began
 
 
 def memory_bytes(num_stages: int, max_tokens: int, width: int, item_bytes: int) -> int:

@@ -32,7 +32,7 @@ class GroupRunner:
         self.num_blocks, self.spare_blocks = own.num_blocks, own.spare_blocks
         self.vocab_size, self.embedding_size, self.generates = own.vocab_size, own.embedding_size, own.generates
         self.window, self.token_types, self.whole_prompts = own.window, own.token_types, own.whole_prompts
-        self.has_experts = own.has_experts
+        self.has_experts = own.has_experts  # of stages, the last one's
         self._tell: Callable[[str], None] = _nobody
         self._own, self._blocks = own, blocks
         self._steps, self._ranks, self._others, self._cores = links.steps, links.ranks, links.others, links.cores

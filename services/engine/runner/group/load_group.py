@@ -23,6 +23,7 @@ from services.engine.runner.group.messages import longest_message
 from services.engine.runner.group.rank_config import RankAnswer, RankConfig
 from services.engine.runner.group.rank_processes import RankProcesses
 from services.engine.runner.group.shared_pages import SharedPages
+from services.engine.runner.group.stages import create_hidden, join_stage
 from services.engine.runner.group.step_ring import StepRing
 from services.engine.runner.load_plan import LoadPlan
 from services.engine.runner.memory import kv_budget
@@ -45,16 +46,17 @@ class LoadedGroup:
 def load_group(plan: LoadPlan, share: CoreShare | None, progress: Progress, log_format: LogFormat) -> LoadedGroup:
     """Loads the model of a plan on as many ranks as its configuration says. Raises ModelError."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
-        raise ModelError("--tensor-parallel-size is for Linux on x86-64")
+        raise ModelError(f"{_option(plan)} is for Linux on x86-64")
     openmp = loaded_openmp()
     if openmp is None or share is None:
-        raise ModelError("--tensor-parallel-size needs GNU's OpenMP, or one that can stand in for it")
-    shards = [plan.shard(rank) for rank in range(plan.engine.tensor_parallel_size)]
+        raise ModelError(f"{_option(plan)} needs GNU's OpenMP, or one that can stand in for it")
+    shards = [plan.shard(rank) for rank in range(plan.engine.num_ranks)]
     num_blocks = _num_blocks(plan, shards)
     try:
-        pools = [_pool(shard, num_blocks) for shard in shards]
+        pools = _pools(plan, shards, num_blocks)
         ring = StepRing.create(len(shards) - 1, _longest_message(plan, num_blocks))
-        meeting = Meeting.create(plan)
+        meetings = [Meeting.create(plan) for _ in range(plan.num_stages)]
+        hidden = create_hidden(plan)
     except OSError as error:
         raise ModelError(f"shared memory for {len(shards)} ranks: {error.strerror}") from error
     configs = [
@@ -65,17 +67,20 @@ def load_group(plan: LoadPlan, share: CoreShare | None, progress: Progress, log_
             num_blocks=num_blocks,
             pool=pools[rank].file,
             steps=ring.pages.file,
-            sums=meeting.memory,
-            store=meeting.store,
+            sums=meetings[stage].memory,
+            store=meetings[stage].store,
+            hidden=None if (pages := hidden[rank_of_stage]) is None else pages.file,
         )
         for rank in range(1, len(shards))
+        for stage, rank_of_stage in [plan.stage_of(rank)]
     ]
     processes: RankProcesses | None = None
     try:
         processes = RankProcesses(configs)
-        cores, ranks = LeadingCores(openmp, share, len(shards)), meeting.join(0)
+        cores, ranks = LeadingCores(openmp, share, len(shards)), meetings[0].join(0)
+        stage_0 = join_stage(plan, 0, hidden[0], ranks)
         pool = pools[0].array[: shards[0].pool_bytes(num_blocks)]
-        own = load_cpu(shards[0], Place(cores, ranks, pool), progress, num_blocks)
+        own = load_cpu(shards[0], Place(cores, ranks, pool, stage_0), progress, num_blocks)
         progress.stage("waiting for the other ranks")
         answers = processes.answers()
     except BaseException:
@@ -83,7 +88,8 @@ def load_group(plan: LoadPlan, share: CoreShare | None, progress: Progress, log_
             processes.close(0.0)
         raise
     finally:
-        meeting.end()
+        for meeting in meetings:
+            meeting.end()
     links = GroupLinks(ring, ranks, processes, cores)
     runner = GroupRunner(own.runner, plan.layout, _blocks(plan, shards, pools, num_blocks), links)
     atexit.register(runner.close)
@@ -93,14 +99,26 @@ def load_group(plan: LoadPlan, share: CoreShare | None, progress: Progress, log_
 
 def _num_blocks(plan: LoadPlan, shards: Sequence[LoadPlan]) -> int:
     """Returns the blocks, or slices, for which all pools together have room. Raises ModelError if these are too few."""
-    of_block = sum(shard.layout.block_bytes for shard in shards)  # more than the model's, where ranks have a head twice
+    # More than the model's, where ranks have a head twice.
+    of_block = sum(shard.layout.block_bytes for shard in _with_own_pools(plan, shards))
     reserved = 0 if plan.engine.kv_memory_bytes else sum(map(weight_bytes, shards))
     budget = kv_budget(plan.engine.kv_memory_bytes, reserved)
     return plan.num_blocks(budget * plan.layout.block_bytes // of_block)
 
 
-def _pool(shard: LoadPlan, num_blocks: int) -> SharedPages:
-    return SharedPages.create("baton-kv", shard.pool_bytes(num_blocks))
+def _option(plan: LoadPlan) -> str:
+    return "--pipeline-parallel-size" if plan.num_stages > 1 else "--tensor-parallel-size"
+
+
+def _with_own_pools(plan: LoadPlan, shards: Sequence[LoadPlan]) -> Sequence[LoadPlan]:
+    """Returns those of the ranks that have pools of their own; the others have those of stage 0."""
+    return shards if plan.divides_pools else shards[: plan.engine.tensor_parallel_size]
+
+
+def _pools(plan: LoadPlan, shards: Sequence[LoadPlan], num_blocks: int) -> list[SharedPages]:
+    """Makes the pools. Returns that of each rank."""
+    pools = [SharedPages.create("baton-kv", shard.pool_bytes(num_blocks)) for shard in _with_own_pools(plan, shards)]
+    return [pools[rank % len(pools)] for rank in range(len(shards))]
 
 
 def _longest_message(plan: LoadPlan, num_blocks: int) -> int:
@@ -112,13 +130,14 @@ def _longest_message(plan: LoadPlan, num_blocks: int) -> int:
 
 def _blocks(plan: LoadPlan, shards: Sequence[LoadPlan], pools: Sequence[SharedPages], num_blocks: int) -> GroupBlocks:
     """Returns the blocks of the whole model, which lie in the pools of the ranks."""
-    ranges = []
-    for shard in shards:
+    own, ranges = _with_own_pools(plan, shards), []
+    for shard in own:
         assert shard.config.sharded is not None
-        ranges.append(plan.layout.ranges_of(shard.config.sharded.kv_heads))
+        layers = shard.config.stage.layers if plan.divides_pools else None
+        ranges.append(plan.layout.ranges_of(shard.config.sharded.kv_heads, layers))
     blocks = [
         pool.array[: num_blocks * shard.layout.block_bytes].reshape(num_blocks, -1)
-        for pool, shard in zip(pools, shards, strict=True)
+        for pool, shard in zip(pools, own, strict=False)
     ]
     return GroupBlocks(blocks, ranges)
 

@@ -19,15 +19,18 @@ class RankConfig:
     num_blocks: int  # of the pool of KV blocks
     pool: int  # descriptor of the rank's pool
     steps: int  # of the ring of steps
-    sums: int | None  # of the memory by which ranks add up; None: they do so by Gloo
+    sums: (
+        int | None
+    )  # of the memory by which ranks of its stage add up; None: they do so by Gloo, or it is the only one
     store: Path | None  # the file by which Gloo's ranks find each other
+    hidden: int | None  # of the memory by which hidden states go from stage to stage; None: there is one stage
     answer: int = -1  # of the pipe for the answer; it stays open as long as the process lives
 
     @property
     def descriptors(self) -> tuple[int, ...]:
         """Returns all descriptors that the process needs."""
-        sums = () if self.sums is None else (self.sums,)
-        return self.pool, self.steps, self.answer, *sums
+        others = (each for each in (self.sums, self.hidden) if each is not None)
+        return self.pool, self.steps, self.answer, *others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
