@@ -157,6 +157,7 @@ async def test_a_key_is_not_sent_as_plain_text_to_another_machine() -> None:
     assert levels(found) == {"key": Level.WARNING, "reached": Level.ERROR}
 
 
+@pytest.mark.long
 async def test_a_stack_s_workers_and_the_transport_of_its_pair(stack: Stack) -> None:
     url = f"http://127.0.0.1:{stack.gateway.admin_port}"
     stack.gateway.client.completions.create(model="tiny", prompt=prompt_of(771, 200), max_tokens=4)

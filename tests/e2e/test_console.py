@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx2
+import pytest
 
 from tests.e2e.conftest import prompt_of
 from tests.e2e.stack import Stack
@@ -85,6 +86,7 @@ def test_a_handoff_is_seen_and_figures_are_those_of_record_and_metrics(stack: St
     assert worker_of(tick, "decode")["kv"]["device"]["total"] == worker_of(tick, "decode")["num_blocks"]
 
 
+@pytest.mark.long
 def test_a_worker_that_is_killed_is_gone_at_once_and_comes_back(stack: Stack):
     with console(stack) as listener:
         worker = worker_of(listener.next("tick"), "decode")

@@ -81,6 +81,7 @@ def test_a_named_tool_is_called_once(stack: Stack):
         jsonschema.Draft202012Validator(ADDRESS).validate(json.loads(call.function.arguments))
 
 
+@pytest.mark.long
 def test_a_streamed_call_goes_on_when_its_worker_dies(stack: Stack):
     fields: dict[str, Any] = {
         "tools": [tool("second", ADDRESS)],

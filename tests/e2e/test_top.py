@@ -37,6 +37,7 @@ def complete(client: Any, prompt: str) -> str:
     return str(answer.headers["x-request-id"])
 
 
+@pytest.mark.long
 def test_a_handoff_is_seen_and_the_phases_of_its_request_add_up_to_its_time(stack: Stack):
     request_id = complete(stack.gateway.client, "1201 " * 100)
     told = json.loads(ask("ls", stack.gateway.admin_port, "--json"))

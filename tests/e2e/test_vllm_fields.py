@@ -37,6 +37,7 @@ def test_allowed_tokens_and_named_alternatives_are_those_of_transformers(stack: 
     stack.gateway.wait_for_baseline()
 
 
+@pytest.mark.long
 def test_the_whole_vocabulary_is_that_of_transformers(stack: Stack, llama: Path):
     """Of a prompt that is handed off, in parts, and of the first token, which the producer sends the consumer."""
     prompt = prompt_of(94, 45)

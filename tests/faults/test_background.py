@@ -162,6 +162,7 @@ async def run_through(server: RedisServer, fault: str) -> None:
             assert [await status(api, each) for each in ids] == ["404", "404"]
 
 
+@pytest.mark.long
 async def test_a_background_response_is_not_lost_with_redis_that_is_full(server: RedisServer):
     await run_through(server, "full")
 

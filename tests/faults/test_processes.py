@@ -249,6 +249,7 @@ def test_control_streams_that_break_again_and_again_cost_no_request(stack: Proxi
     case.settle()
 
 
+@pytest.mark.long
 @row(48)
 def test_prefill_and_decode_silent_towards_each_other_cost_no_request(stack: ProxiedStack, case: Case):
     prompts = case.prompts(6)

@@ -119,6 +119,7 @@ async def test_two_stacks_at_one_port_of_different_addresses_have_sockets_of_the
     assert control.listening_at(8000) == []
 
 
+@pytest.mark.long
 async def test_a_client_waits_while_there_are_signs_of_life_and_no_longer(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

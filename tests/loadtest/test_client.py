@@ -38,6 +38,7 @@ def test_it_asks_for_what_was_said_and_reports_every_token(server: BenchServer, 
     assert numbers["kv_bytes_moved"] == 5000  # without those of the warm-up
 
 
+@pytest.mark.long
 def test_the_same_seed_asks_the_same(server: BenchServer) -> None:
     for seed in ("1", "1", "2"):
         run(server, "--warmup", "0", "--seed", seed)

@@ -145,6 +145,7 @@ async def test_a_request_is_opened_and_its_phases_add_up():
             assert not isinstance(app.screen, RequestScreen)
 
 
+@pytest.mark.long
 async def test_a_worker_is_drained_only_after_a_yes_and_what_came_of_it_is_said():
     """By the code of `baton drain`: nobody listens at this address."""
     async with running_api() as api:

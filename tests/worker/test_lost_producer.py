@@ -266,6 +266,7 @@ async def test_nixl_reads_of_a_killed_producer_leave_quarantine_when_it_is_seen_
         await serve_others(between.gateway, between.decode)
 
 
+@pytest.mark.long
 async def test_a_worker_with_a_tenth_of_its_pool_in_quarantine_starts_afresh():
     async with processes(num_blocks=PROMPT_BLOCKS * 8) as between:
         await between.read_of_stopped_producer()

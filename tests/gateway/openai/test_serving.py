@@ -105,6 +105,7 @@ def test_a_stream_whose_head_was_sent_before_sigterm_leaves_its_connection_open_
         assert process.wait(timeout=60) == 0
 
 
+@pytest.mark.long
 def test_a_client_that_keeps_its_connection_does_not_keep_the_server():
     with server() as (process, url):
         used, unused = (http.client.HTTPConnection(url.removeprefix("http://"), timeout=60) for _ in range(2))

@@ -226,6 +226,7 @@ async def test_the_end_of_a_forker_is_an_error_of_what_runs_it() -> None:
         await running
 
 
+@pytest.mark.long
 async def test_a_job_does_not_wait_long_for_a_forker_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_START_S", LONG_S)  # as it would wait for one that starts
 
