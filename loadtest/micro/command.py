@@ -138,6 +138,14 @@ _PARTS = {
         "a decode step without the model: schedule, blocks, stop checks, frames",
         (("steps", 400, "steps of each batch"),),
     ),
+    "stages": _Part(
+        "prompts on a model's stages, in turns with one process and with ranks that have as many threads",
+        (
+            ("model", None, "the checkpoint, or a directory without weights, instead of the demo model"),
+            ("stages", 2, "stages, and ranks beside them"),
+            ("rounds", 5, "rounds, of which the median counts"),
+        ),
+    ),
     "staging": _Part(
         "what the host does for a decode step on a GPU, but for launches: index work and one copy",
         (("steps", 400, "steps of each kind"),),

@@ -30,7 +30,8 @@ def measure(model: Path, ranks: int, context: int, rounds: int) -> list[Record]:
     before a step that decodes.
     """
     keep_freed_memory()
-    runners = [_runner(model, size, context) for size in (1, ranks)]
+    most_tokens = max(rows * (context + new) for rows, new in _STEPS)
+    runners = [runner_of(model, most_tokens, ranks=size) for size in (1, ranks)]
     try:
         return [_of_step(runners, rows, new, context if new == 1 else 0, rounds) for rows, new in _STEPS]
     finally:
@@ -39,15 +40,16 @@ def measure(model: Path, ranks: int, context: int, rounds: int) -> list[Record]:
                 runner.close()
 
 
-def _runner(model: Path, size: int, context: int) -> Runner:
-    most_tokens = max(rows * (context + new) for rows, new in _STEPS)
+def runner_of(model: Path, most_tokens: int, *, ranks: int = 1, stages: int = 1) -> Runner:
+    """Loads a model, with room for so many tokens, on so many ranks in so many stages."""
     has_weights = not model.is_dir() or any(model.glob("*.safetensors"))
     engine = EngineConfig(
         model=model,
         load_format=LoadFormat.AUTO if has_weights else LoadFormat.DUMMY,
-        tensor_parallel_size=size,
         max_num_batched_tokens=2048,
         block_size=_BLOCK_SIZE,
+        tensor_parallel_size=ranks,
+        pipeline_parallel_size=stages,
     )
     runner = load_runner(engine).runner
     assert runner.num_blocks * _BLOCK_SIZE >= most_tokens, "the pool is too small"
@@ -56,13 +58,13 @@ def _runner(model: Path, size: int, context: int) -> Runner:
 
 
 def _of_step(runners: Sequence[Runner], rows: int, new: int, context: int, rounds: int) -> Record:
-    step = _step(runners[0], rows, new, context)
+    step = a_step(runners[0], rows, new, context)
     for runner in runners:
-        _run(runner, step)  # records it
+        run(runner, step)  # records it
     spent: list[list[float]] = [[] for _ in runners]
     for _ in range(rounds):
         for times, runner in zip(spent, runners, strict=True):
-            times.append(_seconds(runner, step))
+            times.append(seconds_of(runner, step))
     alone, divided = map(median, spent)
     ratios = [two / one for one, two in zip(*spent, strict=True)]
     return {
@@ -79,7 +81,8 @@ def _of_step(runners: Sequence[Runner], rows: int, new: int, context: int, round
     }
 
 
-def _step(runner: Runner, rows: int, new: int, context: int) -> StepInput:
+def a_step(runner: Runner, rows: int, new: int, context: int) -> StepInput:
+    """Makes a step of rows with so many new tokens after so many others."""
     length = context + new
     blocks = -(-length // _BLOCK_SIZE)
     rng = np.random.default_rng(0)
@@ -93,12 +96,13 @@ def _step(runner: Runner, rows: int, new: int, context: int) -> StepInput:
     return StepInput.of(tokens, np.arange(new - 1, rows * new, new), SamplingBatch.greedy(rows))
 
 
-def _run(runner: Runner, step: StepInput) -> None:
+def run(runner: Runner, step: StepInput) -> None:
+    """Runs a step."""
     runner.launch(step)
     runner.collect()
 
 
-def _seconds(runner: Runner, step: StepInput) -> float:
+def seconds_of(runner: Runner, step: StepInput) -> float:
     """Returns the median time of a step."""
     openmp, times = loaded_openmp(), list[float]()
     if openmp is not None:  # rank 0 of a group has set its own number, of which the other runner does not know
@@ -106,7 +110,7 @@ def _seconds(runner: Runner, step: StepInput) -> float:
     until = time.perf_counter() + _SECONDS
     while len(times) < _LEAST_RUNS or time.perf_counter() < until:
         began = time.perf_counter()
-        _run(runner, step)
+        run(runner, step)
         times.append(time.perf_counter() - began)
     return median(times)
 

@@ -1,8 +1,9 @@
 """Runs odd shapes of all families with every request handed off, one after the other, and prints a table.
 
-    python -m tests.e2e.forced_all [NAME ...] [--transport nixl] [--ranks 2:1] 2> LOG
+    python -m tests.e2e.forced_all [NAME ...] [--transport nixl] [--ranks 2:1] [--stages 2] 2> LOG
 
-A name is that of a shape or a family; none: all of them. Ranks are those of each prefill and of each decode worker.
+A name is that of a shape or a family; none: all of them. Ranks are those of each prefill and of each decode worker,
+stages those of each prefill worker.
 What the stacks' processes print goes to standard error.
 """
 
@@ -63,19 +64,19 @@ def _tell(table: TextIO, cells: Iterable[str]) -> None:
     print(f"| {' | '.join(cells)} |", file=table, flush=True)
 
 
-def _run_all(names: Iterable[str], ways: Sequence[tuple[str, Ranks]], table: TextIO) -> list[str]:
-    """Writes a row for each shape and way: a transport, and numbers of ranks. Returns the problems, in words."""
+def _run_all(names: Iterable[str], ways: Sequence[tuple[str, Ranks, int]], table: TextIO) -> list[str]:
+    """Writes a row for each shape and way: a transport, numbers of ranks and stages. Returns problems, in words."""
     problems: list[str] = []
     for name in names:
-        for transport, ranks in ways:
+        for transport, ranks, stages in ways:
             with tempfile.TemporaryDirectory() as directory:
                 try:
-                    with forced_stack(name, transport, Path(directory), ranks=ranks) as forced:
+                    with forced_stack(name, transport, Path(directory), ranks=ranks, stages=stages) as forced:
                         results = run_checks(forced)
                 except Exception:  # a stack that does not start
                     results = {"start": Result(0.0, traceback.format_exc())}
             cells = [f"{each.took_s:.1f} s" if not each.problem else "FAILED" for each in results.values()]
-            sides = ":".join(map(str, ranks))
+            sides = f"{ranks[0]}{f' in {stages}' if stages > 1 else ''}:{ranks[1]}"
             _tell(table, [SHAPES[name][0], name, transport, sides, *cells])
             problems += [
                 f"{name}, {transport}, {sides}, {check}:\n{each.problem}"
@@ -96,11 +97,12 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="a shape or a family; none: all")
     parser.add_argument("--transport", choices=TRANSPORTS, action="append", help="may come twice; none: all")
     parser.add_argument("--ranks", type=_ranks, action="append", metavar="P:D", help="may come more than once")
+    parser.add_argument("--stages", type=int, action="append", metavar="S", help="may come more than once")
     arguments = parser.parse_args()
     with os.fdopen(os.dup(1), "w") as table:
         os.dup2(2, 1)  # the processes that follow inherit it
         _tell(table, ["family", "shape", "transport", "ranks", *CHECKS])
-        ways = list(product(arguments.transport or TRANSPORTS, arguments.ranks or [(1, 1)]))
+        ways = list(product(arguments.transport or TRANSPORTS, arguments.ranks or [(1, 1)], arguments.stages or [1]))
         problems = _run_all(_chosen(arguments.names), ways, table)
         print("\n".join(problems), file=table)
     return 1 if problems else 0

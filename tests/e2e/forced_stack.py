@@ -70,9 +70,10 @@ def forced_stack(
     prepare: Callable[[], None] | None = None,
     prepare_gateway: Callable[[], None] | None = None,
     ranks: Ranks = (1, 1),
+    stages: int = 1,
 ) -> Iterator[ForcedStack]:
     """The stack of a shape, which ends with the context. directory: an empty one. prepare, prepare_gateway: see
-    `Stack`. ranks: of each prefill worker, and of each decode worker.
+    `Stack`. ranks: of each prefill worker, in each of its stages, and of each decode worker.
     """
     family, shape = SHAPES[name]
     model = write_model(directory / "model", family, **shape)
@@ -89,12 +90,17 @@ def forced_stack(
             prepare=prepare,
             prepare_gateway=prepare_gateway,
             role_options={
-                role: ["--tensor-parallel-size", str(number), "--kv-memory", _room(config, layout, number)]
-                for role, number in zip(("prefill", "decode"), ranks, strict=True)
+                "prefill": ["--pipeline-parallel-size", str(stages), *_sizes(config, layout, ranks[0])],
+                "decode": _sizes(config, layout, ranks[1]),
             },
         )
         with stack.running():
             yield ForcedStack(name, transport, stack, config, layout)
+
+
+def _sizes(config: ModelConfig, layout: KvLayout, num_ranks: int) -> list[str]:
+    """The options for so many ranks, which stages may have each, and for their memory."""
+    return ["--tensor-parallel-size", str(num_ranks), "--kv-memory", _room(config, layout, num_ranks)]
 
 
 def _room(config: ModelConfig, layout: KvLayout, num_ranks: int) -> str:
