@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import worker_pb2 as protos_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0fprotos/kv.proto\x12\x08\x62\x61ton.v1\x1a\x13protos/worker.proto\"\x8c\x01\n\x0f\x43onsumerMessage\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.baton.v1.ConsumerHelloH\x00\x12\x1e\n\x04open\x18\x02 \x01(\x0b\x32\x0e.baton.v1.OpenH\x00\x12$\n\x07release\x18\x03 \x01(\x0b\x32\x11.baton.v1.ReleaseH\x00\x42\t\n\x07message\"\xba\x01\n\x0fProducerMessage\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.baton.v1.ProducerHelloH\x00\x12.\n\x0c\x61nnouncement\x18\x02 \x01(\x0b\x32\x16.baton.v1.AnnouncementH\x00\x12 \n\x05\x65nded\x18\x03 \x01(\x0b\x32\x0f.baton.v1.EndedH\x00\x12 \n\x05pulse\x18\x04 \x01(\x0b\x32\x0f.baton.v1.PulseH\x00\x42\t\n\x07message\"\x8f\x01\n\rConsumerHello\x12\x13\n\x0bkv_protocol\x18\x01 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x06\x12\x12\n\ntransports\x18\x04 \x03(\t\x12\x14\n\x0chears_pulses\x18\x05 \x01(\x08\x12\x15\n\rreads_regions\x18\x06 \x01(\x08\"\xb5\x01\n\rProducerHello\x12\x13\n\x0bkv_protocol\x18\x01 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x06\x12\x1f\n\x06offers\x18\x06 \x03(\x0b\x32\x0f.baton.v1.Offer\x12\"\n\x07process\x18\x07 \x01(\x0b\x32\x11.baton.v1.Process\x12\x14\n\x0csends_pulses\x18\x08 \x01(\x08J\x04\x08\x04\x10\x05J\x04\x08\x05\x10\x06\"S\n\x07Process\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\t\x12\x15\n\rpid_namespace\x18\x02 \x01(\x06\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x13\n\x0bstart_ticks\x18\x04 \x01(\x06\".\n\x05Offer\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x12\n\ndescriptor\x18\x02 \x01(\x0c\",\n\tHandoffId\x12\x0f\n\x07gateway\x18\x01 \x01(\x06\x12\x0e\n\x06handle\x18\x02 \x01(\r\"9\n\x04Open\x12\x1f\n\x02id\x18\x01 \x01(\x0b\x32\x13.baton.v1.HandoffId\x12\x10\n\x08producer\x18\x02 \x01(\x06\"*\n\x07Release\x12\x1f\n\x02id\x18\x01 \x01(\x0b\x32\x13.baton.v1.HandoffId\"\x95\x01\n\x0c\x41nnouncement\x12\x1f\n\x02id\x18\x01 \x01(\x0b\x32\x13.baton.v1.HandoffId\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x0e\n\x06\x62locks\x18\x03 \x01(\x0c\x12\x13\n\x0bgenerations\x18\x04 \x01(\x0c\x12*\n\x0c\x66irst_tokens\x18\x05 \x03(\x0b\x32\x14.baton.v1.FirstToken\"Q\n\nFirstToken\x12\r\n\x05token\x18\x01 \x01(\x05\x12$\n\x08logprobs\x18\x02 \x01(\x0b\x32\x12.baton.v1.Logprobs\x12\x0e\n\x06handle\x18\x03 \x01(\r\"8\n\x05\x45nded\x12\x1f\n\x02id\x18\x01 \x01(\x0b\x32\x13.baton.v1.HandoffId\x12\x0e\n\x06reason\x18\x02 \x01(\r\"\x07\n\x05Pulse\"?\n\x0bReadRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0e\n\x06\x62locks\x18\x02 \x01(\x0c\x12\x13\n\x0bgenerations\x18\x03 \x01(\x0c\".\n\tReadPiece\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x13\n\x0bgenerations\x18\x02 \x01(\x0c\x32M\n\tKvControl\x12@\n\x04Pair\x12\x19.baton.v1.ConsumerMessage\x1a\x19.baton.v1.ProducerMessage(\x01\x30\x01\x32?\n\x07KvBytes\x12\x34\n\x04Read\x12\x15.baton.v1.ReadRequest\x1a\x13.baton.v1.ReadPiece0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0fprotos/kv.proto\x12\x08\x62\x61ton.v1\x1a\x13protos/worker.proto\"\x8c\x01\n\x0f\x43onsumerMessage\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.baton.v1.ConsumerHelloH\x00\x12\x1e\n\x04open\x18\x02 \x01(\x0b\x32\x0e.baton.v1.OpenH\x00\x12$\n\x07release\x18\x03 \x01(\x0b\x32\x11.baton.v1.ReleaseH\x00\x42\t\n\x07message\"\xba\x01\n\x0fProducerMessage\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.baton.v1.ProducerHelloH\x00\x12.\n\x0c\x61nnouncement\x18\x02 \x01(\x0b\x32\x16.baton.v1.AnnouncementH\x00\x12 \n\x05\x65nded\x18\x03 \x01(\x0b\x32\x0f.baton.v1.EndedH\x00\x12 \n\x05pulse\x18\x04 \x01(\x0b\x32\x0f.baton.v1.PulseH\x00\x42\t\n\x07message\"\xa4\x01\n\rConsumerHello\x12\x13\n\x0bkv_protocol\x18\x01 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x06\x12\x12\n\ntransports\x18\x04 \x03(\t\x12\x14\n\x0chears_pulses\x18\x05 \x01(\x08\x12\x15\n\rreads_regions\x18\x06 \x01(\x08\x12\x13\n\x0breads_parts\x18\x07 \x01(\x08\"\xcc\x01\n\rProducerHello\x12\x13\n\x0bkv_protocol\x18\x01 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x06\x12\x1f\n\x06offers\x18\x06 \x03(\x0b\x32\x0f.baton.v1.Offer\x12\"\n\x07process\x18\x07 \x01(\x0b\x32\x11.baton.v1.Process\x12\x14\n\x0csends_pulses\x18\x08 \x01(\x08\x12\x15\n\rserves_ranges\x18\t \x01(\x08J\x04\x08\x04\x10\x05J\x04\x08\x05\x10\x06\"S\n\x07Process\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\t\x12\x15\n\rpid_namespace\x18\x02 \x01(\x06\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x13\n\x0bstart_ticks\x18\x04 \x01(\x06\".\n\x05Offer\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x12\n\ndescriptor\x18\x02 \x01(\x0c\",\n\tHandoffId\x12\x0f\n\x07gateway\x18\x01 \x01(\x06\x12\x0e\n\x06handle\x18\x02 \x01(\r\"9\n\x04Open\x12\x1f\n\x02id\x18\x01 \x01(\x0b\x32\x13.baton.v1.HandoffId\x12\x10\n\x08producer\x18\x02 \x01(\x06\"*\n\x07Release\x12\x1f\n\x02id\x18\x01 \x01(\x0b\x32\x13.baton.v1.HandoffId\"\x95\x01\n\x0c\x41nnouncement\x12\x1f\n\x02id\x18\x01 \x01(\x0b\x32\x13.baton.v1.HandoffId\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x0e\n\x06\x62locks\x18\x03 \x01(\x0c\x12\x13\n\x0bgenerations\x18\x04 \x01(\x0c\x12*\n\x0c\x66irst_tokens\x18\x05 \x03(\x0b\x32\x14.baton.v1.FirstToken\"Q\n\nFirstToken\x12\r\n\x05token\x18\x01 \x01(\x05\x12$\n\x08logprobs\x18\x02 \x01(\x0b\x32\x12.baton.v1.Logprobs\x12\x0e\n\x06handle\x18\x03 \x01(\r\"8\n\x05\x45nded\x12\x1f\n\x02id\x18\x01 \x01(\x0b\x32\x13.baton.v1.HandoffId\x12\x0e\n\x06reason\x18\x02 \x01(\r\"\x07\n\x05Pulse\"r\n\x0bReadRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0e\n\x06\x62locks\x18\x02 \x01(\x0c\x12\x13\n\x0bgenerations\x18\x03 \x01(\x0c\x12\x0e\n\x06ranges\x18\x04 \x01(\x0c\x12\x0f\n\x07no_data\x18\x05 \x01(\x08\x12\x10\n\x08no_words\x18\x06 \x01(\x08\"<\n\tReadPiece\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x13\n\x0bgenerations\x18\x02 \x01(\x0c\x12\x0c\n\x04over\x18\x03 \x01(\x08\x32M\n\tKvControl\x12@\n\x04Pair\x12\x19.baton.v1.ConsumerMessage\x1a\x19.baton.v1.ProducerMessage(\x01\x30\x01\x32?\n\x07KvBytes\x12\x34\n\x04Read\x12\x15.baton.v1.ReadRequest\x1a\x13.baton.v1.ReadPiece0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,33 +37,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PRODUCERMESSAGE']._serialized_start=194
   _globals['_PRODUCERMESSAGE']._serialized_end=380
   _globals['_CONSUMERHELLO']._serialized_start=383
-  _globals['_CONSUMERHELLO']._serialized_end=526
-  _globals['_PRODUCERHELLO']._serialized_start=529
-  _globals['_PRODUCERHELLO']._serialized_end=710
-  _globals['_PROCESS']._serialized_start=712
-  _globals['_PROCESS']._serialized_end=795
-  _globals['_OFFER']._serialized_start=797
-  _globals['_OFFER']._serialized_end=843
-  _globals['_HANDOFFID']._serialized_start=845
-  _globals['_HANDOFFID']._serialized_end=889
-  _globals['_OPEN']._serialized_start=891
-  _globals['_OPEN']._serialized_end=948
-  _globals['_RELEASE']._serialized_start=950
-  _globals['_RELEASE']._serialized_end=992
-  _globals['_ANNOUNCEMENT']._serialized_start=995
-  _globals['_ANNOUNCEMENT']._serialized_end=1144
-  _globals['_FIRSTTOKEN']._serialized_start=1146
-  _globals['_FIRSTTOKEN']._serialized_end=1227
-  _globals['_ENDED']._serialized_start=1229
-  _globals['_ENDED']._serialized_end=1285
-  _globals['_PULSE']._serialized_start=1287
-  _globals['_PULSE']._serialized_end=1294
-  _globals['_READREQUEST']._serialized_start=1296
-  _globals['_READREQUEST']._serialized_end=1359
-  _globals['_READPIECE']._serialized_start=1361
-  _globals['_READPIECE']._serialized_end=1407
-  _globals['_KVCONTROL']._serialized_start=1409
-  _globals['_KVCONTROL']._serialized_end=1486
-  _globals['_KVBYTES']._serialized_start=1488
-  _globals['_KVBYTES']._serialized_end=1551
+  _globals['_CONSUMERHELLO']._serialized_end=547
+  _globals['_PRODUCERHELLO']._serialized_start=550
+  _globals['_PRODUCERHELLO']._serialized_end=754
+  _globals['_PROCESS']._serialized_start=756
+  _globals['_PROCESS']._serialized_end=839
+  _globals['_OFFER']._serialized_start=841
+  _globals['_OFFER']._serialized_end=887
+  _globals['_HANDOFFID']._serialized_start=889
+  _globals['_HANDOFFID']._serialized_end=933
+  _globals['_OPEN']._serialized_start=935
+  _globals['_OPEN']._serialized_end=992
+  _globals['_RELEASE']._serialized_start=994
+  _globals['_RELEASE']._serialized_end=1036
+  _globals['_ANNOUNCEMENT']._serialized_start=1039
+  _globals['_ANNOUNCEMENT']._serialized_end=1188
+  _globals['_FIRSTTOKEN']._serialized_start=1190
+  _globals['_FIRSTTOKEN']._serialized_end=1271
+  _globals['_ENDED']._serialized_start=1273
+  _globals['_ENDED']._serialized_end=1329
+  _globals['_PULSE']._serialized_start=1331
+  _globals['_PULSE']._serialized_end=1338
+  _globals['_READREQUEST']._serialized_start=1340
+  _globals['_READREQUEST']._serialized_end=1454
+  _globals['_READPIECE']._serialized_start=1456
+  _globals['_READPIECE']._serialized_end=1516
+  _globals['_KVCONTROL']._serialized_start=1518
+  _globals['_KVCONTROL']._serialized_end=1595
+  _globals['_KVBYTES']._serialized_start=1597
+  _globals['_KVBYTES']._serialized_end=1660
 # @@protoc_insertion_point(module_scope)

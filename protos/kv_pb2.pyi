@@ -30,36 +30,40 @@ class ProducerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[ProducerHello, _Mapping]] = ..., announcement: _Optional[_Union[Announcement, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., pulse: _Optional[_Union[Pulse, _Mapping]] = ...) -> None: ...
 
 class ConsumerHello(_message.Message):
-    __slots__ = ("kv_protocol", "fingerprint", "incarnation", "transports", "hears_pulses", "reads_regions")
+    __slots__ = ("kv_protocol", "fingerprint", "incarnation", "transports", "hears_pulses", "reads_regions", "reads_parts")
     KV_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     HEARS_PULSES_FIELD_NUMBER: _ClassVar[int]
     READS_REGIONS_FIELD_NUMBER: _ClassVar[int]
+    READS_PARTS_FIELD_NUMBER: _ClassVar[int]
     kv_protocol: int
     fingerprint: str
     incarnation: int
     transports: _containers.RepeatedScalarFieldContainer[str]
     hears_pulses: bool
     reads_regions: bool
-    def __init__(self, kv_protocol: _Optional[int] = ..., fingerprint: _Optional[str] = ..., incarnation: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., hears_pulses: _Optional[bool] = ..., reads_regions: _Optional[bool] = ...) -> None: ...
+    reads_parts: bool
+    def __init__(self, kv_protocol: _Optional[int] = ..., fingerprint: _Optional[str] = ..., incarnation: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., hears_pulses: _Optional[bool] = ..., reads_regions: _Optional[bool] = ..., reads_parts: _Optional[bool] = ...) -> None: ...
 
 class ProducerHello(_message.Message):
-    __slots__ = ("kv_protocol", "fingerprint", "incarnation", "offers", "process", "sends_pulses")
+    __slots__ = ("kv_protocol", "fingerprint", "incarnation", "offers", "process", "sends_pulses", "serves_ranges")
     KV_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     OFFERS_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     SENDS_PULSES_FIELD_NUMBER: _ClassVar[int]
+    SERVES_RANGES_FIELD_NUMBER: _ClassVar[int]
     kv_protocol: int
     fingerprint: str
     incarnation: int
     offers: _containers.RepeatedCompositeFieldContainer[Offer]
     process: Process
     sends_pulses: bool
-    def __init__(self, kv_protocol: _Optional[int] = ..., fingerprint: _Optional[str] = ..., incarnation: _Optional[int] = ..., offers: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., sends_pulses: _Optional[bool] = ...) -> None: ...
+    serves_ranges: bool
+    def __init__(self, kv_protocol: _Optional[int] = ..., fingerprint: _Optional[str] = ..., incarnation: _Optional[int] = ..., offers: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., sends_pulses: _Optional[bool] = ..., serves_ranges: _Optional[bool] = ...) -> None: ...
 
 class Process(_message.Message):
     __slots__ = ("boot_id", "pid_namespace", "pid", "start_ticks")
@@ -140,19 +144,27 @@ class Pulse(_message.Message):
     def __init__(self) -> None: ...
 
 class ReadRequest(_message.Message):
-    __slots__ = ("key", "blocks", "generations")
+    __slots__ = ("key", "blocks", "generations", "ranges", "no_data", "no_words")
     KEY_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    NO_DATA_FIELD_NUMBER: _ClassVar[int]
+    NO_WORDS_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     blocks: bytes
     generations: bytes
-    def __init__(self, key: _Optional[bytes] = ..., blocks: _Optional[bytes] = ..., generations: _Optional[bytes] = ...) -> None: ...
+    ranges: bytes
+    no_data: bool
+    no_words: bool
+    def __init__(self, key: _Optional[bytes] = ..., blocks: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., ranges: _Optional[bytes] = ..., no_data: _Optional[bool] = ..., no_words: _Optional[bool] = ...) -> None: ...
 
 class ReadPiece(_message.Message):
-    __slots__ = ("data", "generations")
+    __slots__ = ("data", "generations", "over")
     DATA_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
     data: bytes
     generations: bytes
-    def __init__(self, data: _Optional[bytes] = ..., generations: _Optional[bytes] = ...) -> None: ...
+    over: bool
+    def __init__(self, data: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., over: _Optional[bool] = ...) -> None: ...

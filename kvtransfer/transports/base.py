@@ -4,6 +4,7 @@ One thread uses a transport, the transfer thread. A transport only reads: the co
 reports its end, and not before: where the bytes are not written by this process, a posted read cannot be taken back.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,10 +49,13 @@ class ReadEnd:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Memory:
-    """Memory that a transport may touch: the pool, and the generation word of each block."""
+    """Memory that a transport may touch: the pool, and the generation word of each block.
+
+    Of a worker of several processes each has the memory of its part (`kvtransfer/transports/parts.py`).
+    """
 
     blocks: BlockMemory
-    generations: np.ndarray  # uint64[num_blocks], in host memory wherever the pool is
+    generations: np.ndarray  # uint64[num_blocks], in host memory wherever the pool is; [0]: of a part above 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,12 @@ class Reach:
     one_sided: bool  # without help of the worker's process
     why: str  # for the log
     possible: bool = True  # at all; False: `why` says why not
+
+    @classmethod
+    def of_all(cls, reaches: "Sequence[Reach]") -> "Reach":
+        """Returns how a read runs that is made of such reads."""
+        worst = min(reaches, key=lambda reach: (reach.possible, reach.one_sided))
+        return cls(all(reach.one_sided for reach in reaches), worst.why, worst.possible)
 
 
 class Transport(Protocol):
@@ -99,6 +109,9 @@ class Transport(Protocol):
         A transport that writes the bytes itself ends the read: nothing lands from now on, and the next `poll` reports
         the read as failed. Any other transport lets the read run, and reports its end when it comes.
         """
+
+    def set_pace(self, poll_s: float) -> None:
+        """Learns in which intervals `poll` is called from now on."""
 
     def poll(self) -> list[ReadEnd]:
         """Returns the ends of reads since the last call; also lets other workers' reads of this memory progress."""

@@ -181,6 +181,9 @@ class MemoryTransport:
     def abandon(self, read_id: int) -> None:
         """Lets the read run: it ends when its bytes land."""
 
+    def set_pace(self, poll_s: float) -> None:
+        """Does nothing: there is no other process to be told."""
+
     def poll(self) -> list[ReadEnd]:
         """Returns the ends of reads since the last call."""
         with self._fabric._lock:

@@ -1,10 +1,10 @@
-"""Block reads over NIXL, between processes and hosts. The `nixl` package is imported here alone.
+"""Block reads over NIXL, between processes and hosts.
 
-NIXL's own progress thread would keep a core busy, so bytes move only inside `post` and `poll`: a producer must poll
-too, or a first read of its memory cannot even connect. After that, a producer on the same host is read without its
-help: UCX copies from its address space (`cma`, which needs both processes to belong to one user), the read runs to its
-end inside `post`, and `post` releases the interpreter lock meanwhile. UCX chooses the wire, and its environment
-(UCX_TLS) is respected.
+NIXL's own progress thread would keep a core busy, so it has none, and bytes move only inside `post` and `poll`: a
+producer must poll too, or a first read of its memory cannot even connect. After that, a producer on the same host is
+read without its help: UCX copies from its address space (`cma`, which needs both processes to belong to one user), the
+read runs to its end inside `post`, and `post` releases the interpreter lock meanwhile. UCX chooses the wire, and its
+environment (UCX_TLS) is respected.
 
 A pool may be in device memory (NIXL's VRAM): on one host UCX then copies from device to device (CUDA IPC), and `poll`
 sees the end. The generation words are in host memory wherever the pool is. A pool in device memory and one in host
@@ -12,67 +12,33 @@ memory do not read each other: UCX would have the producer send its bytes, and t
 to go wrong.
 
 A block may be in several regions, on either side: it is read in as many pieces as it takes (`kvtransfer/regions.py`).
+The regions of a producer may be in several processes. Each of them is an agent of its own, from which an agent here
+reads what it has room for; so a read is as many transfers as there are agents to read from.
 
-A read has two phases: first the data; then, posted only when the data has arrived, the generation words of the same
-blocks. The words go into a scratch buffer of this read. A buffer whose read failed is never used again.
+A read has two phases: first the data; then, posted only when all data has arrived, the generation words of the same
+blocks, which part 0 of the producer has. The words go into a scratch buffer of this read. A buffer whose read failed is
+never used again.
 
 NIXL has no timeout. A read ends when NIXL says so, or when its producer, whose process is seen to be gone, is removed.
 """
 
-import logging
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
 from kvtransfer.block_memory import BlockMemory
 from kvtransfer.ids import WorkerId
-from kvtransfer.regions import Region, areas, cut
+from kvtransfer.regions import Region, areas, cut_by
 from kvtransfer.transports.base import BlockRead, Memory, Reach, ReadEnd, TransportError
 from kvtransfer.transports.cuda_driver import CudaDriver
+from kvtransfer.transports.nixl_agent import NixlAgent, TransferState
 from kvtransfer.transports.nixl_descriptor import NixlDescriptor
+from kvtransfer.transports.nixl_lists import PAGE_WORDS, MemoryPlace, block_rows, entries, page_rows
 from kvtransfer.transports.one_sided import DevicePool, Here
-
-_PAGE_WORDS = 512  # generation words are read in pages of 4 KiB: about as fast as one word
-_WORD_BYTES = 8
-# Unless told otherwise, UCX reads by CUDA IPC only between devices that NVLink joins, and else has the producer send,
-# even over TCP. Two workers may share one device, so CUDA IPC is allowed there too. The environment overrides this.
-_DEVICE_CONFIG = "CUDA_IPC_ENABLE_GET_ZCOPY=on"
-_LOCAL_SIDE = "NIXL_INIT_AGENT"
-
-
-class _Kind(StrEnum):
-    """NIXL's words for kinds of memory."""
-
-    HOST = "DRAM"
-    DEVICE = "VRAM"
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """The memory that an address belongs to."""
-
-    kind: _Kind = _Kind.HOST
-    device: int = 0  # NIXL's number; host memory has number 0
-
-    @classmethod
-    def of(cls, device: int | None) -> "_Place":
-        return cls() if device is None else cls(_Kind.DEVICE, device)
-
-
-_HOST = _Place()
-
-
-class _State(StrEnum):
-    """NIXL's words for the state of a transfer."""
-
-    MOVING = "PROC"
-    DONE = "DONE"
-    FAILED = "ERR"
+from kvtransfer.transports.parts import parts_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,16 +51,31 @@ class _Scratch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _RemoteWorker:
-    """Another worker's memory, prepared for reads by index."""
+class _RemotePart:
+    """The bytes of a worker's blocks that one agent gives, prepared for reads by index."""
 
-    agent_name: str
-    num_blocks: int
     num_cuts: int  # pieces of a block that are read one by one
     blocks: Any  # prepared descriptor list: for each cut, one entry for each block
     destinations: Any  # the same of this worker's pool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _RemoteWorker:
+    """Another worker's memory, prepared for reads by index."""
+
+    agent_names: tuple[str, ...]
+    num_blocks: int
+    parts: tuple[_RemotePart, ...]  # that have bytes for this pool
     pages: Any  # prepared descriptor list: one entry for each page of generation words
     free_scratch: list[_Scratch] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class _Transfer:
+    """A transfer, and its state when it was last looked at."""
+
+    handle: Any
+    state: TransferState
 
 
 @dataclass(slots=True, eq=False)
@@ -103,8 +84,9 @@ class _OpenRead:
 
     read: BlockRead
     worker: _RemoteWorker
-    transfer: Any
+    transfers: list[_Transfer]  # that are not over
     scratch: _Scratch | None = None
+    failed: bool = False
 
 
 class NixlTransport:
@@ -112,30 +94,28 @@ class NixlTransport:
 
     name = "nixl"
 
-    def __init__(self, worker_id: WorkerId, memory: Memory) -> None:
-        """Registers the memory, whose addresses must not change. Raises TransportError."""
+    def __init__(self, worker_id: WorkerId, memory: Memory, part: int = 0) -> None:
+        """Registers the memory, whose addresses must not change. Raises TransportError.
+
+        part: the number of this process among those of the worker; those above 0 have no generation words.
+        """
         pool, generations = memory.blocks, memory.generations
         pool.bind_thread()
         self._pool, self._generations = pool, generations  # kept alive: they are registered
+        self._part = part
         self._own: dict[tuple[Region, ...], Any] = {}  # prepared descriptor lists of the pool, by how it is cut
         self._workers: dict[WorkerId, _RemoteWorker] = {}
         self._open: dict[int, _OpenRead] = {}
         self._ends: list[ReadEnd] = []
         self._lost: list[object] = []  # transfers, and buffers in which bytes may still land; kept for good
-        nixl = _import_nixl()
         self._here = Here(os.environ, pool=_device_pool(pool))
-        self._errors = _error_types(nixl)
-        with self._translated("cannot set up NIXL"):
-            config = nixl.nixl_agent_config(enable_prog_thread=False, backends=[])
-            self._agent = nixl.nixl_agent(_agent_name(worker_id), config)
-            if "UCX" not in self._agent.get_plugin_list():
-                raise TransportError("this NIXL has no UCX plugin")
-            self._agent.create_backend("UCX", {} if pool.device is None else {"engine_config": _DEVICE_CONFIG})
-            place = _Place.of(pool.device)
+        self._agent = NixlAgent(_agent_name(worker_id, part), device=pool.device is not None)
+        with self._agent.translated("cannot set up NIXL"):
+            place = MemoryPlace.of(pool.device)
             size = pool.num_blocks * pool.block_bytes
             self._registrations = [
-                *(self._register(*area, place) for area in areas(pool.regions, pool.block_bytes, 0, size)),
-                self._register(generations.ctypes.data, generations.nbytes),
+                *(self._agent.register(*area, place) for area in areas(pool.regions, pool.block_bytes, 0, size)),
+                *([self._agent.register(generations.ctypes.data, generations.nbytes)] if generations.size else []),
             ]
             self._prepare_own(pool.regions)
             # Made before any scratch buffer is registered: it gives access to the pool and its generations alone.
@@ -146,7 +126,7 @@ class NixlTransport:
                 regions=pool.regions,
                 generations_address=generations.ctypes.data,
                 whereabouts=self._here.whereabouts,
-                agent_metadata=self._agent.get_agent_metadata(),
+                agent_metadata=self._agent.metadata(),
             ).pack()
 
     def descriptor(self) -> bytes:
@@ -155,7 +135,8 @@ class NixlTransport:
 
     def reach(self, descriptor: bytes) -> Reach:
         """Tells by `one_sided` how reads would run: NIXL itself does not say which wire UCX takes."""
-        return self._here.reach(NixlDescriptor.unpack(descriptor).whereabouts)
+        parts = [NixlDescriptor.unpack(offer.descriptor) for offer in parts_of("", descriptor)]
+        return Reach.of_all([self._here.reach(part.whereabouts) for part in parts])
 
     def add_worker(self, worker: WorkerId, address: str, descriptor: bytes) -> None:
         """Prepares the descriptor lists of a worker's whole pool, cut at the borders of both pools' regions.
@@ -164,27 +145,23 @@ class NixlTransport:
         """
         if worker in self._workers:
             return
-        remote = NixlDescriptor.unpack(descriptor)
-        if remote.worker_id != worker:
-            raise TransportError(f"the descriptor is of {remote.worker_id:016x}, not of {worker:016x}")
-        if remote.block_bytes != self._pool.block_bytes:
-            raise TransportError(f"blocks of {remote.block_bytes} bytes, ours have {self._pool.block_bytes}")
-        place = _Place.of(remote.whereabouts.device)
-        if place.kind is not _Place.of(self._pool.device).kind:
-            raise TransportError(f"its pool is in {place.kind}, ours is not, and UCX would need its help")
+        parts = [NixlDescriptor.unpack(offer.descriptor) for offer in parts_of(address, descriptor)]
+        for part in parts:
+            self._check(worker, part, parts[0].num_blocks)
         try:
-            cuts = cut(self._pool.regions, remote.regions, remote.block_bytes)
+            regions = [part.regions for part in parts]
+            cuts = cut_by(self._pool.regions, regions, self._pool.block_bytes, self._part % len(parts))
         except ValueError as error:
             raise TransportError(f"its blocks cannot be read: {error}") from error
-        with self._translated("cannot use a worker's descriptor"):
-            agent_name = self._agent.add_remote_agent(remote.agent_metadata).decode(errors="replace")
-            if agent_name != _agent_name(worker):
-                raise TransportError(f"the descriptor's agent is {agent_name!r}, not {_agent_name(worker)!r}")
-            destinations = self._prepare_own(tuple(here for here, _ in cuts))
-            rows = _block_rows([there for _, there in cuts], remote.num_blocks, place)
-            blocks = self._prepare(agent_name, rows, place)
-            pages = self._prepare(agent_name, _page_rows(remote.generations_address, remote.num_blocks))
-        self._workers[worker] = _RemoteWorker(agent_name, remote.num_blocks, len(cuts), blocks, destinations, pages)
+        with self._agent.translated("cannot use a worker's descriptor"):
+            names = tuple(self._add_agent(worker, number, part) for number, part in enumerate(parts))
+            found = tuple(
+                self._prepare_part(name, part, pairs)
+                for name, part, pairs in zip(names, parts, cuts, strict=True)
+                if pairs
+            )
+            pages = self._agent.prepare(page_rows(parts[0].generations_address, parts[0].num_blocks), of=names[0])
+        self._workers[worker] = _RemoteWorker(names, parts[0].num_blocks, found, pages)
 
     def remove_worker(self, worker: WorkerId) -> None:
         """Removes the worker's agent. Bytes of open reads still land if the worker lives."""
@@ -196,29 +173,64 @@ class NixlTransport:
             self._ends.append(ReadEnd(read_id, None))
         self._release_worker(gone)
 
+    def _check(self, worker: WorkerId, part: NixlDescriptor, num_blocks: int) -> None:
+        """Raises TransportError where a part is not one of the worker's, or its blocks are not like ours."""
+        if part.worker_id != worker:
+            raise TransportError(f"the descriptor is of {part.worker_id:016x}, not of {worker:016x}")
+        if part.block_bytes != self._pool.block_bytes:
+            raise TransportError(f"blocks of {part.block_bytes} bytes, ours have {self._pool.block_bytes}")
+        if part.num_blocks != num_blocks:
+            raise TransportError(f"{part.num_blocks} blocks in one part, {num_blocks} in another")
+        place = MemoryPlace.of(part.whereabouts.device)
+        if place.kind is not MemoryPlace.of(self._pool.device).kind:
+            raise TransportError(f"its pool is in {place.kind}, ours is not, and UCX would need its help")
+
+    def _add_agent(self, worker: WorkerId, number: int, part: NixlDescriptor) -> str:
+        name, wanted = self._agent.add_remote(part.agent_metadata), _agent_name(worker, number)
+        if name != wanted:
+            raise TransportError(f"the descriptor's agent is {name!r}, not {wanted!r}")
+        return name
+
+    def _prepare_part(
+        self, agent_name: str, part: NixlDescriptor, cuts: Sequence[tuple[Region, Region]]
+    ) -> _RemotePart:
+        place = MemoryPlace.of(part.whereabouts.device)
+        destinations = self._prepare_own(tuple(here for here, _ in cuts))
+        blocks = self._agent.prepare(
+            block_rows([there for _, there in cuts], part.num_blocks, place), place, agent_name
+        )
+        return _RemotePart(len(cuts), blocks, destinations)
+
     def post(self, read: BlockRead) -> None:
         """Starts a read. On one host it has usually ended on return; `poll` reports the end."""
         worker = self._workers.get(read.worker)
         if worker is None or not read.fits(worker.num_blocks, self._pool.num_blocks):
             self._ends.append(ReadEnd(read.read_id, None))
             return
-        here = _entries(read.destination, self._pool.num_blocks, worker.num_cuts)
-        there = _entries(read.source, worker.num_blocks, worker.num_cuts)
-        transfer = self._make(worker.destinations, here, worker.blocks, there)
-        if transfer is None:
+        handles = [self._make_data(read, worker, part) for part in worker.parts]
+        if None in handles:
+            for handle in handles:
+                if handle is not None:
+                    self._agent.release(handle)
             self._ends.append(ReadEnd(read.read_id, None))
             return
-        self._open[read.read_id] = open_read = _OpenRead(read, worker, transfer)
-        self._advance(open_read, self._start(transfer))
+        transfers = [_Transfer(handle, self._agent.start(handle)) for handle in handles]
+        self._open[read.read_id] = open_read = _OpenRead(read, worker, transfers)
+        self._advance(open_read)
 
     def abandon(self, read_id: int) -> None:
         """Lets the read run to its end: NIXL cannot take a posted read back."""
 
+    def set_pace(self, poll_s: float) -> None:
+        """Does nothing: there is no other process to be told."""
+
     def poll(self) -> list[ReadEnd]:
         """Returns the ends of reads since the last call; takes half a microsecond when there is nothing to do."""
-        self._agent.get_new_notifs()  # no worker sends one, but this call makes UCX serve other workers' reads
+        self._agent.progress()
         for open_read in list(self._open.values()):
-            self._advance(open_read, self._state(open_read.transfer))
+            for transfer in open_read.transfers:
+                transfer.state = self._agent.state(transfer.handle)
+            self._advance(open_read)
         ends, self._ends = self._ends, []
         return ends
 
@@ -226,127 +238,113 @@ class NixlTransport:
         """Removes all workers and deregisters the memory. Raises TransportError while a read is open."""
         if self._open:
             raise TransportError(f"{len(self._open)} reads are open")
-        with self._translated("cannot close NIXL"):
+        with self._agent.translated("cannot close NIXL"):
             while self._workers:
                 self._release_worker(self._workers.popitem()[1])
             for prepared in self._own.values():
                 prepared.release()
             for registration in self._registrations:
-                self._agent.deregister_memory(registration)
+                self._agent.deregister(registration)
         del self._agent
 
-    def _advance(self, open_read: _OpenRead, state: _State) -> None:
-        """Takes a read as far as it gets without waiting; `state` is that of its current transfer."""
-        if state is _State.DONE and open_read.scratch is None:
-            state = self._start_words(open_read)
-        if state is _State.DONE:
-            self._finish(open_read)
-        elif state is _State.FAILED:
+    def _advance(self, open_read: _OpenRead) -> None:
+        """Takes a read as far as it gets without waiting."""
+        self._drop_what_is_over(open_read)
+        if not open_read.transfers and open_read.scratch is None and not open_read.failed:
+            self._start_words(open_read)
+            self._drop_what_is_over(open_read)
+        if open_read.transfers:
+            return
+        if open_read.failed:
             self._fail(open_read)
+        else:
+            self._finish(open_read)
 
-    def _start_words(self, open_read: _OpenRead) -> _State:
+    def _drop_what_is_over(self, open_read: _OpenRead) -> None:
+        """Releases transfers that have ended. One that NIXL does not release stays open, and its blocks quarantined."""
+        for transfer in list(open_read.transfers):
+            if transfer.state is TransferState.DONE:
+                transfer.handle.release()
+            elif transfer.state is TransferState.FAILED:
+                if not self._agent.release(transfer.handle):
+                    continue
+                self._lost.append(transfer.handle)
+                open_read.failed = True
+            else:
+                continue
+            open_read.transfers.remove(transfer)
+
+    def _start_words(self, open_read: _OpenRead) -> None:
         """Starts the second phase: reads the pages with the generation words of the read's blocks."""
         worker = open_read.worker
         try:
             scratch = worker.free_scratch.pop() if worker.free_scratch else self._make_scratch(worker.num_blocks)
         except TransportError:
-            return _State.FAILED
-        pages = np.unique(open_read.read.source // _PAGE_WORDS)
-        transfer = self._make(scratch.pages, pages, worker.pages, pages)
-        if transfer is None:
+            open_read.failed = True
+            return
+        pages = np.unique(open_read.read.source // PAGE_WORDS)
+        handle = self._agent.make_read(scratch.pages, pages, worker.pages, pages)
+        if handle is None:
             worker.free_scratch.append(scratch)
-            return _State.FAILED
-        open_read.transfer.release()
-        open_read.transfer, open_read.scratch = transfer, scratch
-        return self._start(transfer)
+            open_read.failed = True
+            return
+        open_read.scratch = scratch
+        open_read.transfers.append(_Transfer(handle, self._agent.start(handle)))
 
     def _finish(self, open_read: _OpenRead) -> None:
         """Reports the words of a read whose phases have both ended, and keeps its scratch buffer for the next read."""
         read, scratch = open_read.read, open_read.scratch
         assert scratch is not None
         del self._open[read.read_id]
-        open_read.transfer.release()
         self._ends.append(ReadEnd(read.read_id, scratch.words[read.source]))
         open_read.worker.free_scratch.append(scratch)
 
     def _fail(self, open_read: _OpenRead) -> None:
-        """Reports a failed read once NIXL has released it; until then it stays open, and its blocks quarantined."""
-        try:
-            open_read.transfer.release()
-        except self._errors:
-            return
+        """Reports a failed read, of which NIXL has released every transfer. Its buffer is kept for good."""
         del self._open[open_read.read.read_id]
         self._lost.append(open_read)
         self._ends.append(ReadEnd(open_read.read.read_id, None))
 
     def _abandon(self, open_read: _OpenRead) -> None:
-        """Abandons a read of a removed worker. Its transfer and buffer are kept for good: bytes may still land."""
+        """Abandons a read of a removed worker. Its transfers and buffer are kept for good: bytes may still land."""
         self._lost.append(open_read)
-        with suppress(*self._errors):
-            open_read.transfer.release()
+        for transfer in open_read.transfers:
+            self._agent.release(transfer.handle)
 
-    def _make(self, local: Any, local_index: np.ndarray, remote: Any, remote_index: np.ndarray) -> Any:
-        """Makes a transfer between entries of two prepared lists; None when NIXL refuses, as for a worker that is gone.
-
-        NIXL merges adjacent entries itself.
-        """
-        try:
-            return self._agent.make_prepped_xfer(
-                "READ", local, local_index.astype(np.int32), remote, remote_index.astype(np.int32)
-            )
-        except self._errors:
-            return None
-
-    def _start(self, transfer: Any) -> _State:
-        try:
-            return _State(self._agent.transfer(transfer))
-        except self._errors:
-            return _State.FAILED
-
-    def _state(self, transfer: Any) -> _State:
-        try:
-            return _State(self._agent.check_xfer_state(transfer))
-        except self._errors:
-            return _State.FAILED
+    def _make_data(self, read: BlockRead, worker: _RemoteWorker, part: _RemotePart) -> Any:
+        """Makes the transfer of what one part of a worker has of a read's blocks; None when NIXL refuses."""
+        here = entries(read.destination, self._pool.num_blocks, part.num_cuts)
+        there = entries(read.source, worker.num_blocks, part.num_cuts)
+        return self._agent.make_read(part.destinations, here, part.blocks, there)
 
     def _make_scratch(self, num_words: int) -> _Scratch:
         words = np.zeros(num_words, dtype=np.uint64)
-        with self._translated("cannot register a buffer for generation words"):
-            registration = self._register(words.ctypes.data, words.nbytes)
-            return _Scratch(words, registration, self._prepare(_LOCAL_SIDE, _page_rows(words.ctypes.data, num_words)))
+        with self._agent.translated("cannot register a buffer for generation words"):
+            registration = self._agent.register(words.ctypes.data, words.nbytes)
+            return _Scratch(words, registration, self._agent.prepare(page_rows(words.ctypes.data, num_words)))
 
     def _release_worker(self, worker: _RemoteWorker) -> None:
-        with self._translated("cannot release a worker"):
+        with self._agent.translated("cannot release a worker"):
             for scratch in worker.free_scratch:
                 scratch.pages.release()
-                self._agent.deregister_memory(scratch.registration)
-            worker.blocks.release()
+                self._agent.deregister(scratch.registration)
+            for part in worker.parts:
+                part.blocks.release()
             worker.pages.release()
-            self._agent.remove_remote_agent(worker.agent_name)
-
-    def _register(self, address: int, num_bytes: int, place: _Place = _HOST) -> Any:
-        return self._agent.register_memory([(address, num_bytes, place.device, "")], place.kind.value)
+            for name in worker.agent_names:
+                self._agent.remove_remote(name)
 
     def _prepare_own(self, cuts: tuple[Region, ...]) -> Any:
         """Returns the descriptor list of the pool that is cut so; workers whose pools lie alike share it."""
         if cuts not in self._own:
-            place = _Place.of(self._pool.device)
-            self._own[cuts] = self._prepare(_LOCAL_SIDE, _block_rows(cuts, self._pool.num_blocks, place), place)
+            place = MemoryPlace.of(self._pool.device)
+            self._own[cuts] = self._agent.prepare(block_rows(cuts, self._pool.num_blocks, place), place)
         return self._own[cuts]
 
-    def _prepare(self, agent_name: str, rows: np.ndarray, place: _Place = _HOST) -> Any:
-        return self._agent.prep_xfer_dlist(agent_name, rows, place.kind.value)
 
-    @contextmanager
-    def _translated(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except self._errors as error:
-            raise TransportError(f"{what}: {error}") from error
-
-
-def _agent_name(worker_id: WorkerId) -> str:
-    return f"{worker_id:016x}"
+def _agent_name(worker_id: WorkerId, part: int) -> str:
+    """Returns the name of a process of a worker; that of part 0 is the one which versions before parts expect."""
+    return f"{worker_id:016x}.{part}" if part else f"{worker_id:016x}"
 
 
 def _device_pool(pool: BlockMemory) -> DevicePool | None:
@@ -354,46 +352,3 @@ def _device_pool(pool: BlockMemory) -> DevicePool | None:
         return None
     [region] = pool.regions  # a group's blocks are in host memory
     return DevicePool(CudaDriver(), pool.device, region.address)
-
-
-def _block_rows(cuts: Sequence[Region], num_blocks: int, place: _Place) -> np.ndarray:
-    """Describes a pool by one strided row for each cut: uint64[cuts, 5] of address, length, device, stride, count."""
-    rows = [(each.address, each.num_bytes, place.device, each.stride, num_blocks) for each in cuts]
-    return np.array(rows, dtype=np.uint64)
-
-
-def _entries(blocks: np.ndarray, num_blocks: int, num_cuts: int) -> np.ndarray:
-    """Returns int[num_cuts * n], the entries of blocks (uint32[n]) in a list of these cuts: cut by cut, since NIXL
-    merges entries that follow each other in memory.
-    """
-    if num_cuts == 1:
-        return blocks
-    first = np.arange(0, num_cuts * num_blocks, num_blocks)
-    entries: np.ndarray = (first[:, None] + blocks).reshape(-1)
-    return entries
-
-
-def _page_rows(address: int, num_words: int) -> np.ndarray:
-    """Describes generation words by page, the last one shorter: uint64[1 or 2, 5], columns as of `_block_rows`."""
-    full, rest = divmod(num_words, _PAGE_WORDS)
-    page_bytes, rest_bytes = _PAGE_WORDS * _WORD_BYTES, rest * _WORD_BYTES
-    rows = [
-        (address, page_bytes, _HOST.device, page_bytes, full),
-        (address + full * page_bytes, rest_bytes, _HOST.device, rest_bytes, 1),
-    ]
-    return np.array([row for row in rows if row[1] and row[4]], dtype=np.uint64)
-
-
-def _import_nixl() -> Any:
-    try:
-        import nixl
-    except ImportError as error:
-        raise TransportError(f"the nixl package is not usable here: {error}") from error
-    logging.getLogger("nixl").setLevel(logging.WARNING)  # at INFO, NIXL writes every agent's start to stdout
-    return nixl
-
-
-def _error_types(nixl: Any) -> tuple[type[Exception], ...]:
-    """Lists NIXL's exceptions, which have no common base class, and those of its bindings for bad arguments."""
-    own = tuple(error for name, error in vars(nixl._bindings).items() if name.endswith("Error"))
-    return (*own, RuntimeError, ValueError)

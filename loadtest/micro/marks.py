@@ -116,6 +116,10 @@ class _MarkingTransport:
         """See Transport."""
         self._inner.abandon(read_id)
 
+    def set_pace(self, poll_s: float) -> None:
+        """See Transport."""
+        self._inner.set_pace(poll_s)
+
     def poll(self) -> list[ReadEnd]:
         """See Transport."""
         ends = self._inner.poll()

@@ -47,7 +47,7 @@ class KvBytesServicer(kv_pb2_grpc.KvBytesServicer):
         async with self._turns:
             for data in reading.pieces():
                 yield kv_pb2.ReadPiece(data=data)
-            yield pack_words(reading.words())
+            yield pack_words(reading.words()) if reading.has_words else kv_pb2.ReadPiece(over=True)
 
 
 class GrpcByteChannel:
@@ -114,8 +114,8 @@ async def _fill(call: "grpc.aio.UnaryStreamCall[kv_pb2.ReadRequest, kv_pb2.ReadP
             async with asyncio.timeout(_STALL_S):
                 piece = await call.read()
             if not isinstance(piece, kv_pb2.ReadPiece):
-                raise WireError("it ended without generation words")
-            if piece.generations:
+                raise WireError("it ended without its last piece")
+            if piece.generations or piece.over:
                 sink.end(parse_words(piece))
                 return
             if not sink.take(piece.data):

@@ -17,7 +17,9 @@ from kvtransfer.ids import StreamId, WorkerId
 from kvtransfer.layout import KV_PROTOCOL_VERSION
 from kvtransfer.messages import Open, Pulse, Release, ToConsumer, ToProducer
 from kvtransfer.process import ProcessIdentity
+from kvtransfer.transports.byte_stream import ByteStreamTransport
 from kvtransfer.transports.nixl_descriptor import NixlDescriptor
+from kvtransfer.transports.parts import has_parts
 from protos import kv_pb2, kv_pb2_grpc
 from services.config.hosts import AddressError
 from services.protocol.grpc_options import CLIENT_OPTIONS
@@ -161,7 +163,7 @@ class KvStreams:
             if not isinstance(answer, kv_pb2.ProducerMessage):
                 raise WireError("it ended the stream")
             self._check(answer.hello, producer)
-            offers = {offer.transport: offer.descriptor for offer in answer.hello.offers}
+            offers = self._usable(answer.hello)
             process = parse_process(answer.hello)
             self.transfer.add_worker(producer.worker, producer.address, offers, process)
             stream, pulses = StreamId(next(self._stream_ids)), answer.hello.sends_pulses
@@ -187,6 +189,13 @@ class KvStreams:
                 self.engine.call(lambda core, now: core.from_producers.stream_lost(producer.worker, stream, now))
         return True
 
+    def _usable(self, hello: kv_pb2.ProducerHello) -> dict[str, bytes]:
+        """Returns a producer's offers; not of bytes where it sends whole blocks, and this worker has several parts."""
+        offers = {offer.transport: offer.descriptor for offer in hello.offers}
+        if not hello.serves_ranges and has_parts(self.identity.offers.get(ByteStreamTransport.name, b"")):
+            offers.pop(ByteStreamTransport.name, None)
+        return offers
+
     def _from_producer(self, stream: StreamId, message: kv_pb2.ProducerMessage) -> None:
         parsed = parse_to_consumer(message)
         self.engine.call(lambda core, now: core.from_producers.message(stream, parsed, now))
@@ -200,6 +209,7 @@ class KvStreams:
             transports=identity.offers,
             hears_pulses=True,
             reads_regions=True,
+            reads_parts=True,
         )
 
     def _check(self, hello: kv_pb2.ProducerHello, producer: TakeFrom) -> None:
@@ -230,7 +240,7 @@ class KvServicer(kv_pb2_grpc.KvControlServicer):
         if hello.hears_pulses:
             tasks.append(asyncio.create_task(_pulse(outbox)))
         try:
-            yield kv_pb2.ProducerMessage(hello=self._producer_hello(hello.reads_regions))
+            yield kv_pb2.ProducerMessage(hello=self._producer_hello(hello))
             async for message in outbox.drain():
                 yield pack_to_consumer(message)
         finally:
@@ -274,11 +284,14 @@ class KvServicer(kv_pb2_grpc.KvControlServicer):
         log.info("consumer connected", worker=f"{hello.incarnation:016x}")
         return hello
 
-    def _producer_hello(self, reads_regions: bool) -> kv_pb2.ProducerHello:
-        """Offers a consumer of a version before regions nothing that it would refuse: it takes another transport."""
+    def _producer_hello(self, consumer: kv_pb2.ConsumerHello) -> kv_pb2.ProducerHello:
+        """Offers a consumer of an older version nothing that it would refuse: it takes another transport, if any."""
         identity = self._streams.identity
         offers = {
-            name: key for name, key in identity.offers.items() if reads_regions or not NixlDescriptor.has_regions(key)
+            name: key
+            for name, key in identity.offers.items()
+            if (consumer.reads_regions or not NixlDescriptor.has_regions(key))
+            and (consumer.reads_parts or not has_parts(key))
         }
         return kv_pb2.ProducerHello(
             kv_protocol=KV_PROTOCOL_VERSION,
@@ -287,6 +300,7 @@ class KvServicer(kv_pb2_grpc.KvControlServicer):
             offers=[kv_pb2.Offer(transport=name, descriptor=key) for name, key in offers.items()],
             process=None if identity.process is None else pack_process(identity.process),
             sends_pulses=True,
+            serves_ranges=True,
         )
 
 

@@ -24,6 +24,8 @@ from services.protocol.alternatives import alternatives_of, arrays_of
 from services.protocol.frames import PackedLogprobs, TokenLogprobs
 from services.protocol.wire import WireError, pack_logprobs, parse_logprobs
 
+_MOST_BYTES = 1 << 40  # of a block
+
 
 def pack_to_producer(message: ToProducer) -> kv_pb2.ConsumerMessage:
     """The protobuf form of what a consumer says."""
@@ -92,10 +94,14 @@ def parse_process(hello: kv_pb2.ProducerHello) -> ProcessIdentity | None:
 
 def pack_read(request: ByteRequest) -> kv_pb2.ReadRequest:
     """The protobuf form of what a consumer asks of the blocks themselves."""
+    ranges = [(own.start, own.stop) for own in request.ranges or ()]
     return kv_pb2.ReadRequest(
         key=request.key,
         blocks=request.blocks.astype("<u4").tobytes(),
         generations=request.generations.astype("<u8").tobytes(),
+        ranges=np.array(ranges, dtype="<u8").tobytes(),
+        no_data=request.ranges == (),
+        no_words=not request.words,
     )
 
 
@@ -103,7 +109,11 @@ def parse_read(request: kv_pb2.ReadRequest) -> ByteRequest:
     """Parses a request for blocks. Raises WireError."""
     if len(request.blocks) % 4 or len(request.generations) != 2 * len(request.blocks):
         raise WireError(f"{len(request.blocks)} bytes of blocks, {len(request.generations)} of generations")
-    return ByteRequest(request.key, np.frombuffer(request.blocks, "<u4"), np.frombuffer(request.generations, "<u8"))
+    ranges = _parse_ranges(request)
+    if ranges == () and request.no_words:
+        raise WireError("a read of nothing")
+    blocks, generations = np.frombuffer(request.blocks, "<u4"), np.frombuffer(request.generations, "<u8")
+    return ByteRequest(request.key, blocks, generations, ranges, not request.no_words)
 
 
 def pack_words(words: np.ndarray) -> kv_pb2.ReadPiece:
@@ -112,10 +122,21 @@ def pack_words(words: np.ndarray) -> kv_pb2.ReadPiece:
 
 
 def parse_words(piece: kv_pb2.ReadPiece) -> np.ndarray:
-    """uint64[n] of a read's last piece. Raises WireError."""
+    """uint64[n] of a read's last piece, [0] of a read without generation words. Raises WireError."""
     if len(piece.generations) % 8:
         raise WireError(f"{len(piece.generations)} bytes of generations")
     return np.frombuffer(piece.generations, "<u8")
+
+
+def _parse_ranges(request: kv_pb2.ReadRequest) -> tuple[range, ...] | None:
+    if not request.ranges:
+        return () if request.no_data else None
+    if len(request.ranges) % 16 or request.no_data:
+        raise WireError(f"{len(request.ranges)} bytes of ranges")
+    ranges = np.frombuffer(request.ranges, "<u8").reshape(-1, 2)
+    if (ranges[:, 0] >= ranges[:, 1]).any() or int(ranges.max()) > _MOST_BYTES:
+        raise WireError("ranges of bytes that no block has")
+    return tuple(range(*each) for each in ranges.tolist())
 
 
 def _pack_announcement(message: Announcement) -> kv_pb2.Announcement:

@@ -158,13 +158,13 @@ class End:
 class GrpcEnd(End):
     """A worker's end of byte streams: a server, and the loop that carries what this worker reads."""
 
-    def __init__(self, worker_id: WorkerId, memory: Memory) -> None:
+    def __init__(self, worker_id: WorkerId, memory: Memory, part: int = 0) -> None:
         self.source = BlockSource(worker_id, memory)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self._server, port = asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result(_DEADLINE_S)
-        super().__init__(ByteStreamTransport(self.source, self.dial), f"127.0.0.1:{port}")
+        super().__init__(ByteStreamTransport(self.source, self.dial, part), f"127.0.0.1:{port}")
 
     def dial(self, address: str) -> GrpcByteChannel:
         return GrpcByteChannel(address, self._loop, Channels())
@@ -190,9 +190,9 @@ class GrpcEnd(End):
         await asyncio.gather(*others, return_exceptions=True)
 
 
-def make_end(kind: str, worker_id: WorkerId, memory: Memory) -> End:
+def make_end(kind: str, worker_id: WorkerId, memory: Memory, part: int = 0) -> End:
     """Of a transport between processes."""
-    return GrpcEnd(worker_id, memory) if kind == "grpc" else End(NixlTransport(worker_id, memory))
+    return GrpcEnd(worker_id, memory, part) if kind == "grpc" else End(NixlTransport(worker_id, memory, part))
 
 
 def wait_for_ends(

@@ -52,6 +52,15 @@ class Ranks:
         ranges = [self.layout.ranges_of(rank.heads, rank.layers) for rank in self.ranks]
         return Memory(GroupBlocks(pools, ranges), np.zeros(len(content), dtype=np.uint64))
 
+    def new_part(self, mine: range, content: np.ndarray | None = None) -> Memory:
+        """Pools of some ranks, as `new_memory` makes those of all. Generation words are where rank 0 is."""
+        whole = self.new_memory(content)
+        assert isinstance(whole.blocks, GroupBlocks)
+        pools = [whole.blocks.pools[rank] for rank in mine]
+        ranges = [whole.blocks.ranges[rank] for rank in mine]
+        words = whole.generations if mine.start == 0 else np.zeros(0, dtype=np.uint64)
+        return Memory(GroupBlocks(pools, ranges, self.layout.block_bytes), words)
+
     def cut(self, content: np.ndarray) -> list[np.ndarray]:
         """Each rank's own bytes of whole blocks, uint8[num_blocks, block_bytes]."""
         layout, num_blocks = self.layout, len(content)

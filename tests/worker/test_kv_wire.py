@@ -3,15 +3,17 @@
 import asyncio
 
 import grpc
+import numpy as np
 import pytest
 
 from kvtransfer.layout import KV_PROTOCOL_VERSION
 from kvtransfer.process import ProcessIdentity
+from kvtransfer.transports.byte_stream import ByteRequest
 from kvtransfer.transports.memory import MemoryFabric
 from protos import kv_pb2, kv_pb2_grpc
 from services.config import WorkerRole
 from services.protocol.wire import WireError
-from services.worker.kv_wire import parse_process
+from services.worker.kv_wire import pack_read, parse_process, parse_read, parse_words
 from tests.worker.conftest import make_worker, serving
 
 
@@ -58,3 +60,35 @@ def test_an_older_producer_does_not_say():
 def test_what_names_no_process_is_refused(pid: int):
     with pytest.raises(WireError, match="no process id"):
         parse_process(kv_pb2.ProducerHello(process=kv_pb2.Process(boot_id="x", pid=pid)))
+
+
+BLOCKS, WORDS = np.array([4, 7], np.uint32), np.array([2**40, 5], np.uint64)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "words"), [(None, True), (None, False), ((range(3, 70), range(80, 90)), False), ((), True)]
+)
+def test_what_is_read_of_each_block_goes_over_the_wire(ranges: tuple[range, ...] | None, words: bool):
+    parsed = parse_read(pack_read(ByteRequest(b"key", BLOCKS, WORDS, ranges, words)))
+    assert (parsed.key, parsed.ranges, parsed.words) == (b"key", ranges, words)
+    assert np.array_equal(parsed.blocks, BLOCKS)
+    assert np.array_equal(parsed.generations, WORDS)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        kv_pb2.ReadRequest(ranges=bytes(15)),
+        kv_pb2.ReadRequest(ranges=np.array([7, 7], "<u8").tobytes()),
+        kv_pb2.ReadRequest(ranges=np.array([7, 2**64 - 1], "<u8").tobytes()),
+        kv_pb2.ReadRequest(ranges=np.array([7, 8], "<u8").tobytes(), no_data=True),
+        kv_pb2.ReadRequest(no_data=True, no_words=True),
+    ],
+)
+def test_ranges_that_no_consumer_asks_for_are_refused(wrong: kv_pb2.ReadRequest):
+    with pytest.raises(WireError):
+        parse_read(wrong)
+
+
+def test_a_read_without_generation_words_ends_with_none():
+    assert parse_words(kv_pb2.ReadPiece(over=True)).tolist() == []

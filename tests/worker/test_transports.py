@@ -12,6 +12,7 @@ from kvtransfer.layout import KV_PROTOCOL_VERSION
 from kvtransfer.transports.base import Transport
 from kvtransfer.transports.byte_stream import BlockSource, ByteStreamTransport, Dial
 from kvtransfer.transports.memory import MemoryFabric, MemoryTransport
+from kvtransfer.transports.parts import PartOffer, join_parts
 from kvtransfer.transports.sealed import Seal
 from protos import kv_pb2, kv_pb2_grpc
 from services.config import WorkerRole
@@ -81,25 +82,41 @@ async def test_a_worker_without_a_transport_in_common_is_refused_in_words():
             await call.read()
 
 
-class _OfRegions(MemoryTransport):
+class _Offering(MemoryTransport):
     """Stands for NIXL in a worker that is a group of ranks."""
 
     name = "nixl"
 
+    def __init__(self, fabric: MemoryFabric, source: BlockSource, offer: bytes) -> None:
+        super().__init__(fabric, source.worker_id, source.memory)
+        self._offer = offer
+
     def descriptor(self) -> bytes:
-        """Names regions, whatever they are."""
-        return Seal("nixl", b"BTNX", 4).close(bytes(40))
+        """Says what consumers of some versions refuse."""
+        return self._offer
 
 
-@pytest.mark.parametrize(("reads_regions", "offered"), [(True, ["nixl", "grpc"]), (False, ["grpc"])])
-async def test_a_group_of_ranks_offers_no_regions_to_a_consumer_that_would_refuse_them(
-    reads_regions: bool, offered: list[str]
+REGIONS = Seal("nixl", b"BTNX", 4).close(bytes(40))
+PARTS = join_parts([PartOffer("", REGIONS), PartOffer("10.0.0.2:7000", REGIONS)])
+
+
+@pytest.mark.parametrize(
+    ("offer", "reads_regions", "reads_parts", "offered"),
+    [
+        (REGIONS, True, False, ["nixl", "grpc"]),
+        (REGIONS, False, False, ["grpc"]),
+        (PARTS, True, True, ["nixl", "grpc"]),
+        (PARTS, True, False, ["grpc"]),
+    ],
+)
+async def test_a_group_of_ranks_offers_nothing_to_a_consumer_that_would_refuse_it(
+    offer: bytes, reads_regions: bool, reads_parts: bool, offered: list[str]
 ):
     """A worker of a version before regions then reads over gRPC, and none of its handoffs fail."""
     fabric = MemoryFabric()
 
     def make(source: BlockSource, dial: Dial) -> list[Transport]:
-        return [_OfRegions(fabric, source.worker_id, source.memory), ByteStreamTransport(source, dial)]
+        return [_Offering(fabric, source, offer), ByteStreamTransport(source, dial)]
 
     worker = make_worker(WorkerRole.PREFILL, fabric, transports=make)
     async with serving(worker) as (port,), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -108,11 +125,13 @@ async def test_a_group_of_ranks_offers_no_regions_to_a_consumer_that_would_refus
             fingerprint="simulated",
             transports=["nixl", "grpc"],
             reads_regions=reads_regions,
+            reads_parts=reads_parts,
         )
         call = kv_pb2_grpc.KvControlStub(channel).Pair()
         await call.write(kv_pb2.ConsumerMessage(hello=hello))
         answer = await call.read()
         assert [offer.transport for offer in answer.hello.offers] == offered
+        assert answer.hello.serves_ranges
         call.cancel()
 
 

@@ -161,7 +161,8 @@ def cuts_of(of: str, to: str) -> tuple[int, NixlTransport]:
     source = NixlTransport(worker, source_memory)
     reader = NixlTransport(new_worker_id(), group(PLAIN, to).new_memory())
     reader.add_worker(worker, "nowhere:0", source.descriptor())
-    return reader._workers[worker].num_cuts, reader
+    [part] = reader._workers[worker].parts
+    return part.num_cuts, reader
 
 
 @pytest.mark.parametrize(
@@ -181,28 +182,32 @@ def test_nixl_prepares_its_pool_once_for_all_producers_that_lie_alike() -> None:
     assert len(reader._own) == 2  # of halves of a block, for the first three, and of quarters
 
 
-def cut_without_offset(
-    local: Sequence[Region], remote: Sequence[Region], block_bytes: int
-) -> list[tuple[Region, Region]]:
+Parts = Sequence[Sequence[Region]]
+Pairs = list[list[tuple[Region, Region]]]
+
+
+def cut_without_offset(local: Sequence[Region], parts: Parts, block_bytes: int, first: int) -> Pairs:
     """Reads from where the other side's region begins."""
-    pairs = regions.cut(local, remote, block_bytes)
+    [remote], [pairs] = parts, regions.cut_by(local, parts, block_bytes, first)
     begins = {each.end: each.address for each in regions.cover(remote, block_bytes)}
     return [
-        (here, Region(begins.get(there.end, there.address), there.stride, there.start, there.end))
-        for here, there in pairs
+        [
+            (here, Region(begins.get(there.end, there.address), there.stride, there.start, there.end))
+            for here, there in pairs
+        ]
     ]
 
 
-def cut_once(local: Sequence[Region], remote: Sequence[Region], block_bytes: int) -> list[tuple[Region, Region]]:
+def cut_once(local: Sequence[Region], parts: Parts, block_bytes: int, first: int) -> Pairs:
     """Writes what several ranks have to one of them."""
-    return regions.cut(regions.cover(local, block_bytes), remote, block_bytes)
+    return regions.cut_by(regions.cover(local, block_bytes), parts, block_bytes, first)
 
 
 @pytest.mark.parametrize(("bug", "layout"), [(cut_without_offset, "4 heads"), (cut_once, "one head")])
 def test_a_wrong_cut_is_noticed(monkeypatch: pytest.MonkeyPatch, bug: Callable[..., object], layout: str) -> None:
     of, to = group(LAYOUTS[layout], "1"), group(LAYOUTS[layout], "2")
     read_in_process(NixlTransport, of, to)
-    monkeypatch.setattr(nixl, "cut", bug)
+    monkeypatch.setattr(nixl, "cut_by", bug)
     with pytest.raises(AssertionError, match="has other bytes"):
         read_in_process(NixlTransport, of, to)
 

@@ -1,4 +1,4 @@
-"""Descriptors of NIXL: of whole blocks as versions before regions write and read them, of regions in a form apart."""
+"""Descriptors: of whole blocks as versions before regions write and read them, of regions in a form apart."""
 
 from dataclasses import replace
 
@@ -7,8 +7,10 @@ import pytest
 from kvtransfer.ids import WorkerId
 from kvtransfer.regions import Region, one_region
 from kvtransfer.transports.base import TransportError
+from kvtransfer.transports.byte_descriptor import ByteDescriptor
 from kvtransfer.transports.nixl_descriptor import NixlDescriptor
 from kvtransfer.transports.one_sided import Means, Whereabouts
+from kvtransfer.transports.parts import PartOffer, has_parts, join_parts, parts_of
 from kvtransfer.transports.sealed import Seal
 
 WHOLE = NixlDescriptor(
@@ -43,6 +45,50 @@ def test_earlier_versions_refuse_a_pool_of_regions_in_words(descriptor: NixlDesc
     assert NixlDescriptor.has_regions(descriptor.pack())
     with pytest.raises(TransportError, match="version 4, this worker knows 3"):
         OLDER_SEAL.open(descriptor.pack(), 0)
+
+
+def test_earlier_versions_refuse_a_worker_of_several_parts_in_words() -> None:
+    joined = join_parts([PartOffer("", TWO.pack()), PartOffer("10.0.0.2:7000", WHOLE.pack())])
+    assert has_parts(joined)
+    assert not has_parts(TWO.pack())
+    with pytest.raises(TransportError, match="not a descriptor of the nixl transport"):
+        NixlDescriptor.unpack(joined)
+
+
+def test_the_parts_of_a_worker_are_found_again() -> None:
+    offers = PartOffer("", TWO.pack()), PartOffer("10.0.0.2:7000", WHOLE.pack())
+    assert parts_of("host:1", join_parts(offers)) == (replace(offers[0], address="host:1"), offers[1])
+    assert parts_of("host:1", WHOLE.pack()) == (PartOffer("host:1", WHOLE.pack()),)
+
+
+def unpacked(descriptor: bytes) -> list[NixlDescriptor]:
+    return [NixlDescriptor.unpack(offer.descriptor) for offer in parts_of("host:1", descriptor)]
+
+
+def test_parts_that_are_damaged_or_cut_off_are_refused() -> None:
+    good = join_parts([PartOffer("", b"abc"), PartOffer("10.0.0.2:7000", b"defg")])
+    flipped = [good[:at] + bytes([good[at] ^ 0xFF]) + good[at + 1 :] for at in range(4, len(good))]
+    for packed in (*flipped, *(good[:size] for size in range(6, len(good)))):
+        with pytest.raises(TransportError):
+            unpacked(packed)
+    body = good[10:]
+    for wrong in (body[:-1], body + b"x", b"\xff" + body[1:], bytes(4), body[:19] + b"\xff" + body[20:]):
+        with pytest.raises(TransportError):
+            parts_of("host:1", Seal("parts", b"BTPT", 1).close(wrong))
+
+
+def test_a_source_of_whole_blocks_has_the_descriptor_of_earlier_versions() -> None:
+    whole = ByteDescriptor(WorkerId(5), 24, 4608, b"k" * 16, (range(4608),))
+    numbers = "050000000000000018000000000000000012000000000000"
+    assert whole.pack() == Seal("grpc", b"BTBS", 1).close(bytes.fromhex(numbers) + b"k" * 16)
+    assert ByteDescriptor.unpack(whole.pack()) == whole
+    some = replace(whole, ranges=(range(5), range(70, 4608)))
+    assert ByteDescriptor.unpack(some.pack()) == some
+    for wrong in (replace(some, ranges=(range(5, 4609),)), replace(some, ranges=(range(5, 5),))):
+        with pytest.raises(TransportError, match="not in a block"):
+            ByteDescriptor.unpack(wrong.pack())
+    with pytest.raises(TransportError, match="half a range"):
+        ByteDescriptor.unpack(Seal("grpc", b"BTBS", 2).close(some.pack()[10:-1]))
 
 
 def test_a_later_version_is_refused_in_words() -> None:
