@@ -12,8 +12,8 @@ class DamagingTransport(nixl.NixlTransport):
 
     first, end = 0, 0
 
-    def __init__(self, worker_id: WorkerId, memory: Memory) -> None:
-        super().__init__(worker_id, memory)
+    def __init__(self, worker_id: WorkerId, memory: Memory, part: int = 0) -> None:
+        super().__init__(worker_id, memory, part)
         self._memory = memory
         self._destinations: dict[int, np.ndarray] = {}
 
