@@ -8,9 +8,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from services.worker.engine_watch import LEAST_S
 from tests.e2e.stack import Stack, running_stack, wait_until
 from tests.faults.case import Case, in_midstream
-from tests.faults.rank_hooks.sitecustomize import SIGNAL
+from tests.faults.rank_hooks.sitecustomize import HANG, SIGNAL
 from tests.faults.rows import long, row
 from tests.faults.supervised import supervised
 
@@ -61,6 +62,18 @@ def test_a_worker_ends_with_any_of_its_ranks_and_its_streams_go_on_elsewhere(
         rank = rank_of(stack, victim)
         hurt(rank)
     wait_until(lambda: not stack.workers[victim].running, _SOON_S, f"the end of {victim}")
+    wait_until(lambda: not rank.is_running(), _SOON_S, f"the end of the rank of {victim}")
+    case.settle()
+
+
+@long
+@row(55)
+def test_a_rank_that_hangs_ends_its_worker_by_the_watch_on_its_engine(stack: Stack, case: Case):
+    """It looks as if it worked: only the steps that do not end tell."""
+    with in_midstream(stack, case) as victim:
+        rank = rank_of(stack, victim)
+        os.kill(rank.pid, HANG)
+    wait_until(lambda: not stack.workers[victim].running, LEAST_S + 30, f"the end of {victim}")
     wait_until(lambda: not rank.is_running(), _SOON_S, f"the end of the rank of {victim}")
     case.settle()
 

@@ -1,4 +1,4 @@
-"""Makes a rank compute nonsense, or be slow, once it gets a signal. Python imports this first in a process whose
+"""Makes a rank compute nonsense, be slow, or hang, once it gets a signal. Python imports this first in a process whose
 PYTHONPATH has this folder: ranks are processes of their own, in which a test cannot change anything otherwise.
 """
 
@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any
 
-SIGNAL, BE_SLOW = signal.SIGRTMIN + 1, signal.SIGRTMIN + 2  # no process of Baton takes them for itself
+SIGNAL, BE_SLOW, HANG = (signal.SIGRTMIN + number for number in (1, 2, 3))  # no process of Baton takes them for itself
 SLOW_S = 0.03  # of each step
 
 
@@ -34,6 +34,12 @@ def _be_slow(_number: int, _frame: Any) -> None:
     setattr(TorchRunner, "follow", follow_late)  # noqa: B010
 
 
+def _hang(_number: int, _frame: Any) -> None:
+    while True:
+        time.sleep(1)
+
+
 if "services.engine.runner.group.rank_main" in sys.orig_argv:
     signal.signal(SIGNAL, _compute_nonsense)
     signal.signal(BE_SLOW, _be_slow)
+    signal.signal(HANG, _hang)
