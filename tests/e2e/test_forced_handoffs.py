@@ -43,6 +43,23 @@ def test_handoffs_between_workers_of_different_numbers_of_ranks(
     assert {check: result.problem for check, result in results.items() if result.problem} == {}
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "transport", "ranks"),
+    [
+        ("llama-gqa3-all-settings", "grpc", (1, 2)),
+        ("gemma3-gqa3-24-all-settings", "nixl", (1, 2)),
+        ("deepseek-v3-odd-heads-all-settings", "nixl", (1, 1)),
+        ("qwen2-gqa3-all-settings", "grpc", (2, 1)),
+    ],
+)
+def test_handoffs_out_of_stages(name: str, transport: str, ranks: Ranks, tmp_path: Path) -> None:
+    """Two of them, with so many ranks each."""
+    with forced_stack(name, transport, tmp_path, ranks=ranks, stages=2) as forced:
+        results = run_checks(forced)
+    assert {check: result.problem for check, result in results.items() if result.problem} == {}
+
+
 def test_each_family_has_four_shapes_one_of_them_with_all_settings() -> None:
     assert {family: len(names_of(family)) for family in FAMILIES} == dict.fromkeys(FAMILIES, 4)
     assert {SHAPES[name][0] for name in ALL_SETTINGS} == set(FAMILIES)

@@ -27,7 +27,8 @@ from services.protocol.model_files.base import ModelError
 from tests.checkpoints import write_checkpoint
 from tests.forkserver import FORKSERVER
 
-_BLOCKS = 6  # of the sequence
+_BLOCKS = 15  # of the sequence
+_PROMPT, _FIRST = 190, 161  # tokens of a prompt, and those of its first chunk, which stages cut into two pieces
 _LONG_S = 60.0
 _SOON_S = 10.0  # on a loaded machine; the watch looks five times a second
 
@@ -44,7 +45,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def engine_of(model: Path, **changes: Any) -> EngineConfig:
     engine = EngineConfig(
-        model=model, kv_memory_bytes=4 << 20, max_num_batched_tokens=64, max_model_len=256, num_threads=2
+        model=model, kv_memory_bytes=8 << 20, max_num_batched_tokens=256, max_model_len=256, num_threads=2
     )
     return replace(engine, **changes)
 
@@ -78,16 +79,16 @@ def run(runner: Runner, step: StepInput) -> StepOutput:
 
 def numbers_of(runner: Runner, vocab_size: int) -> tuple[list[int], np.ndarray]:
     """The tokens that follow a prompt, which is computed in two chunks and scored, and all log-probabilities."""
-    prompt = np.random.default_rng(0).integers(0, vocab_size, 50).astype(np.int32)
+    prompt = np.random.default_rng(0).integers(0, vocab_size, _PROMPT).astype(np.int32)
     found, tokens = [], []
-    for start, end in ((0, 37), (37, 50)):
+    for start, end in ((0, _FIRST), (_FIRST, _PROMPT)):
         queries = np.arange(0, end - start - 1, 3)
         scored = ScoredTokens(queries, prompt[start + queries + 1], np.full(len(queries), 2, dtype=np.int32))
         output = run(runner, a_step(prompt[start:end], start, scored, runner.layout.num_slices))
         assert output.logprobs is not None
         assert output.scored is not None
         found += [output.scored.sampled, output.scored.top.ravel()]
-    for position in range(50, 80):
+    for position in range(_PROMPT, _PROMPT + 30):
         tokens.append(int(output.token_ids[0]))
         output = run(runner, a_step(output.token_ids, position, num_slices=runner.layout.num_slices))
         assert output.logprobs is not None
@@ -95,15 +96,23 @@ def numbers_of(runner: Runner, vocab_size: int) -> tuple[list[int], np.ndarray]:
     return tokens, np.concatenate(found)
 
 
+def kv_of(runner: Runner) -> np.ndarray:
+    """The numbers in the sequence's blocks; none of those in codes, which may differ by one."""
+    memory, used = runner.kv_memory(), np.arange(_BLOCKS * runner.layout.num_slices, dtype=np.uint32)
+    found = np.frombuffer(memory.read(used, 0, len(used) * memory.block_bytes), dtype=np.uint8)
+    return found.view(np.float32) if runner.layout.dtype == "float32" else found[:0]
+
+
 def assert_the_same(engine: EngineConfig, ranks: int, stages: int = 1, within: float = 1e-4) -> None:
     with loaded(replace(engine, tensor_parallel_size=1)) as one:
-        expected = numbers_of(one.runner, one.vocab_size)
+        expected, kv = numbers_of(one.runner, one.vocab_size), kv_of(one.runner)
     with loaded(replace(engine, tensor_parallel_size=ranks, pipeline_parallel_size=stages)) as several:
         assert several.fingerprint == one.fingerprint, "KV of both may be exchanged"
         assert several.runner.layout == one.runner.layout
         tokens, numbers = numbers_of(several.runner, several.vocab_size)
         assert tokens == expected[0]
         assert numbers == pytest.approx(expected[1], abs=within)
+        assert kv_of(several.runner) == pytest.approx(kv, abs=within), "each head of each layer is where it belongs"
         memory = several.runner.kv_memory()
         free = _BLOCKS * several.runner.layout.num_slices
         several.runner.copy_block(0, free)
