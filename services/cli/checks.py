@@ -13,6 +13,7 @@ from services.protocol.model_files.base import ModelError
 
 if TYPE_CHECKING:
     from services.engine.runner.model_check import ModelFacts
+    from services.process.configs import UpConfig
 
 
 STAGES = "--pipeline-parallel-size"
@@ -31,6 +32,8 @@ def check_engine(config: EngineConfig) -> None:
     if config.device is DeviceKind.CUDA and config.num_ranks > 1:
         option = "--tensor-parallel-size" if config.tensor_parallel_size > 1 else STAGES
         raise Refusal(f"{option} is for the CPU so far: the device is a GPU")
+    if config.device is DeviceKind.CUDA and config.expert_parallel:
+        raise Refusal("--expert-parallel is for the CPU so far: the device is a GPU")
     if config.device is DeviceKind.CUDA and config.kernels is not Kernels.AUTO:
         raise Refusal(f"--kernels {config.kernels} is for the CPU alone: the device is a GPU")
     if config.device is DeviceKind.CUDA and config.kv_cache_dtype is KvCacheDtype.INT8:
@@ -45,6 +48,15 @@ def check_stages(role: WorkerRole, num_stages: int) -> None:
         raise Refusal(
             f"{STAGES} {num_stages} is for prefill workers: a decode worker would only be slower, as its stages would "
             "compute each token one after the other"
+        )
+
+
+def check_expert_parallel(config: "UpConfig") -> None:
+    """Raises Refusal for --expert-parallel where no worker has ranks among which experts could be divided."""
+    if config.workers.engine.expert_parallel and not any(map(config.expert_parallel, WorkerRole)):
+        raise Refusal(
+            "--expert-parallel divides experts among ranks: say how many with --tensor-parallel-size, --prefill-tp or "
+            "--decode-tp"
         )
 
 

@@ -91,7 +91,8 @@ def _facts(values: Values) -> Values:
         raise Refusal("--prefill 0: this model makes embeddings alone, which prefill workers do")
     of_prefill, of_decode = (values.get(name) or engine.tensor_parallel_size for name in ("prefill_tp", "decode_tp"))
     for ranks, stages in {(of_prefill, values["prefill_pp"]), (of_decode, 1)}:
-        sized = replace(engine, tensor_parallel_size=ranks, pipeline_parallel_size=stages)
+        experts = engine.expert_parallel and ranks > 1
+        sized = replace(engine, tensor_parallel_size=ranks, pipeline_parallel_size=stages, expert_parallel=experts)
         facts = checks.check_model(sized, num_prefill + num_decode)
     sys.stderr.write(f"baton: {checks.summarize_model(engine)}\n")
     has_template = facts.has_chat_template or values.get("chat_template") is not None
@@ -104,6 +105,7 @@ def _check_up(values: Values) -> None:
     config = build(UpConfig, values | {"model": Path(), "served_model_name": ""})
     if config.workers.engine.pipeline_parallel_size > 1:
         raise Refusal(f"{checks.STAGES} is for prefill workers: of `baton up`, --prefill-pp says it for these")
+    checks.check_expert_parallel(config)
     tls_checks.check_own_tls(config)
     tls_checks.check_serving(config.serving, config.process, makes_tls=config.tls)
 

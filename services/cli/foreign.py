@@ -12,7 +12,7 @@ _MORE_WORKERS = "more workers: `baton up --prefill N --decode N`, or further `ba
 _ALWAYS = "needless: always on"
 _OWN_TOKENIZER = "needless: the tokenizer is the model's own"
 _LORA, _DRAFTS = "not there yet: LoRA", "not there yet: speculative decoding"
-_MEDIA, _EXPERTS = "not there yet: multimodal input", "not there yet: experts on several GPUs"
+_MEDIA, _EXPERTS = "not there yet: multimodal input", "`--expert-parallel` with `--tensor-parallel-size N`"
 _TIERS = "not there yet: host and disk tiers for KV"
 _ROLE = "the command: `baton prefill`, `baton decode`"
 _MODEL_LEN, _CHUNK, _FRACTION = "--max-model-len", "--max-num-batched-tokens", "--gpu-memory-fraction"
@@ -89,7 +89,7 @@ OPTIONS: tuple[Foreign, ...] = (
     _foreign("--pp --pp-size", "SGLang, TensorRT-LLM", _STAGES),
     _foreign("-dp --data-parallel-size", "vLLM", _MORE_WORKERS),
     _foreign("--dp --dp-size", "SGLang", _MORE_WORKERS),
-    _foreign("-ep --enable-expert-parallel", "vLLM", _EXPERTS),
+    _foreign("-ep --enable-expert-parallel", "vLLM", "--expert-parallel"),
     _foreign("--ep --ep-size", "SGLang, TensorRT-LLM", _EXPERTS),
     _foreign("--nnodes --node-rank", "vLLM, SGLang", "each machine starts workers of its own, which meet in Redis"),
     _foreign("--dist-init-addr", "SGLang", "each machine starts workers of its own, which meet in Redis"),

@@ -120,6 +120,13 @@ class EngineConfig:
             "--tensor-parallel-size says, and works on another piece of a prompt.",
         ),
     ] = 1
+    expert_parallel: Annotated[
+        bool,
+        Option(
+            panel=_ENGINE,
+            help="Each rank has some whole experts. Default: a part of the columns of all of them.",
+        ),
+    ] = False
     kernels: Annotated[
         Kernels,
         Option(

@@ -96,6 +96,7 @@ def worker_config(config: UpConfig, place: Place, port: int) -> WorkerConfig:
         num_workers=num_workers(config),
         tensor_parallel_size=config.tensor_parallel_size(place.role),
         pipeline_parallel_size=config.pipeline_parallel_size(place.role),
+        expert_parallel=config.expert_parallel(place.role),
     )
     process = _process(config, CertificateRole(place.role))
     workers = replace(config.workers, engine=engine)

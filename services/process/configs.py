@@ -544,6 +544,10 @@ class UpConfig:
         """Returns how many stages each worker of this role has."""
         return self.prefill_pp if role is WorkerRole.PREFILL else 1
 
+    def expert_parallel(self, role: WorkerRole) -> bool:
+        """Returns True if each rank of a worker of this role has some whole experts."""
+        return self.workers.engine.expert_parallel and self.tensor_parallel_size(role) > 1
+
 
 _MODEL_METAVAR = "DIR|FILE.gguf|ID"
 _MODEL_HELP = (

@@ -84,6 +84,8 @@ def test_what_says_one_thing_twice_or_is_for_another_device_is_refused(checkpoin
     for sizes in (["--tensor-parallel-size", "2"], ["--pipeline-parallel-size", "2"]):
         result = baton("prefill", "--model", str(checkpoint), "--device", "cuda", *sizes)
         assert result.stderr == f"baton: {sizes[0]} is for the CPU so far: the device is a GPU\n"
+    result = baton(*options, "--expert-parallel")
+    assert result.stderr == "baton: --expert-parallel is for the CPU so far: the device is a GPU\n"
 
 
 def test_stages_are_refused_where_they_would_only_be_slower(checkpoint: Path) -> None:

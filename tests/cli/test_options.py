@@ -38,6 +38,8 @@ from services.config.option import OptionField, Refusal, options_of
 from services.doctor.config import DoctorConfig
 from services.launcher import main as launcher
 from services.launcher import random_model
+from services.launcher.child import Place
+from services.launcher.commands import worker_config
 from services.process.configs import (
     WORKER_PORTS,
     GatewayConfig,
@@ -50,6 +52,7 @@ from services.process.configs import (
     WorkerSettings,
 )
 from services.top.config import GatewayChoice, ListConfig, RequestConfig, TopConfig
+from tests.e2e.conftest import write_model
 from tests.gateway.keys.key_files import write_keys
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +70,7 @@ ENGINE: dict[str, tuple[str, Any]] = {
     "--kv-memory=3MiB": ("kv_memory_bytes", 3 << 20),
     "--num-threads=2": ("num_threads", 2),
     "--tensor-parallel-size=2": ("tensor_parallel_size", 2),
+    "--expert-parallel": ("expert_parallel", True),
     "--kernels=torch": ("kernels", Kernels.TORCH),
     "--share-weights=off": ("share_weights", ShareWeights.OFF),
     "--quantization=int4": ("quantization", Quantization.INT4),
@@ -204,6 +208,7 @@ def test_every_flag_of_a_gateway_reaches_its_field(model: Path, configs: list[An
 
 
 def test_every_flag_of_up_reaches_its_field(model: Path, configs: list[Any]) -> None:
+    engine = {flag: field for flag, field in ENGINE.items() if flag != "--expert-parallel"}  # the model has no experts
     baton(
         "up",
         f"--model={model}",
@@ -215,7 +220,7 @@ def test_every_flag_of_up_reaches_its_field(model: Path, configs: list[Any]) -> 
         "--prefill-pp=2",
         "--transport=grpc",
         *SERVING,
-        *ENGINE,
+        *engine,
         *PROCESS,
     )
     assert configs == [
@@ -229,11 +234,28 @@ def test_every_flag_of_up_reaches_its_field(model: Path, configs: list[Any]) -> 
             prefill_pp=2,
             max_positions=8192,
             workers=WorkerSettings(
-                engine=EngineConfig(model=model, **dict(ENGINE.values())), transport=TransportName.GRPC
+                engine=EngineConfig(model=model, **dict(engine.values())), transport=TransportName.GRPC
             ),
             process=ProcessSettings(**dict(PROCESS.values())),
         )
     ]
+
+
+def test_experts_are_divided_among_the_ranks_of_those_workers_that_have_several(
+    configs: list[Any], tmp_path: Path
+) -> None:
+    directory = write_model(tmp_path / "model", "mixtral", num_local_experts=3)
+    arguments = "up", f"--model={directory}", "--kv-memory=1MiB", "--expert-parallel"
+    baton(*arguments, "--prefill-tp=2")
+    (config,) = configs
+    assert [config.expert_parallel(role) for role in (WorkerRole.PREFILL, WorkerRole.DECODE)] == [True, False]
+    places = Place(WorkerRole.PREFILL, 0, 0), Place(WorkerRole.DECODE, 0, 1)
+    of_workers = [worker_config(config, place, 9100).workers.engine for place in places]
+    assert [engine.expert_parallel for engine in of_workers] == [True, False]
+    with pytest.raises(Refusal, match="say how many with --tensor-parallel-size, --prefill-tp or --decode-tp"):
+        baton(*arguments)
+    with pytest.raises(Refusal, match="4 ranks cannot share 3 experts"):
+        baton(*arguments, "--decode-tp=4")
 
 
 def test_every_flag_of_doctor_reaches_its_field(configs: list[Any]) -> None:

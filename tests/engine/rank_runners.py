@@ -37,10 +37,16 @@ def config_of(directory: Path) -> ModelConfig:
 
 
 def runner_of(
-    directory: Path, ranks: Ranks, dtype: torch.dtype, *, fused: bool = True, holders: Path | None = None
+    directory: Path,
+    ranks: Ranks,
+    dtype: torch.dtype,
+    *,
+    fused: bool = True,
+    holders: Path | None = None,
+    expert_parallel: bool = False,
 ) -> TorchRunner:
     """holders: weights are shared with those of this directory; None: they are the process's own."""
-    config = config_of(directory).shard(ranks.rank, ranks.size)
+    config = config_of(directory).shard(ranks.rank, ranks.size, expert_parallel=expert_parallel)
 
     def read() -> Weights:
         with open_tensors(directory, config, torch.device("cpu")) as tensors:
@@ -96,13 +102,15 @@ def generate(
     fused: bool = True,
     by_gloo: bool = False,
     holders: Path | None = None,
+    expert_parallel: bool = False,
 ) -> list[Row] | None:
     """Runs greedy continuations on all ranks, each in its own process. Returns rank 0's rows."""
     torch.set_num_threads(own.sizes.threads)
     ranks: Ranks = own
     if by_gloo:
         ranks = GlooRanks(FileStore(f"{address}.store", own.size), "ranks", own.rank, own.size, 60.0)
-    runner = runner_of(directory, ranks, DTYPES[own.sizes.item_bytes], fused=fused, holders=holders)
+    dtype = DTYPES[own.sizes.item_bytes]
+    runner = runner_of(directory, ranks, dtype, fused=fused, holders=holders, expert_parallel=expert_parallel)
 
     def run(leading: Any) -> list[Row]:
         return run_greedy(leading, prompts, num_tokens, chunk=chunk, num_logprobs=4)

@@ -215,6 +215,26 @@ def test_int8_is_refused_on_a_gpu(directory: Path) -> None:
     assert refusal(directory, **INT8_KV) == "--kv-cache-dtype int8 is for the CPU alone: the device is a GPU"
 
 
+def test_whole_experts_need_ranks_and_a_model_with_experts(directory: Path, tmp_path: Path) -> None:
+    on_cpu = {"device": DeviceKind.CPU, "expert_parallel": True}
+    needed = "--expert-parallel divides experts among ranks: say how many with --tensor-parallel-size"
+    mixtral = write_checkpoint(tmp_path / "model", "mixtral", num_local_experts=3)
+    assert refusal(mixtral, **on_cpu) == needed
+    without = "--expert-parallel is for models with experts: this one has none"
+    assert refusal(directory, tensor_parallel_size=2, **on_cpu) == without
+    assert refusal(mixtral, tensor_parallel_size=4, **on_cpu) == "4 ranks cannot share 3 experts"
+    plan = plan_load(engine(mixtral, tensor_parallel_size=2, **on_cpu))
+    columns = plan_load(engine(mixtral, tensor_parallel_size=2, device=DeviceKind.CPU))
+    assert plan.fingerprint() == columns.fingerprint(), "KV of both may be exchanged"
+    assert plan.shard(0).layout == columns.shard(0).layout
+
+
+@pytest.mark.usefixtures("gpu")
+def test_whole_experts_are_for_the_cpu(tmp_path: Path) -> None:
+    mixtral = write_checkpoint(tmp_path / "model", "mixtral")
+    assert refusal(mixtral, expert_parallel=True) == "--expert-parallel is for the CPU so far: --device cpu says so"
+
+
 @pytest.mark.usefixtures("gpu")
 def test_latents_run_on_a_gpu_but_not_in_fp8(tmp_path: Path) -> None:
     latents = write_checkpoint(tmp_path / "model", "deepseek_v3")

@@ -29,6 +29,8 @@ CODES = ["w4a16", "mxfp4", "Q4_0", "Q8_0", "Q4_K", "Q6_K"]
 CODES += [way for way in WAYS if way not in (*CODES, *INT8_INPUTS)]
 REFUSED = ("olmo2", "deepseek-v3-halves-odd-heads")  # norms of all heads together, and three heads
 SHARED = [name for name in SHAPES if not name.startswith(REFUSED)]
+EXPERTS = "gpt-oss", "mixtral", "qwen2-moe", "qwen3-moe", "deepseek-v2-one", "deepseek-v3"
+WITH_EXPERTS = [name for name in SHARED if name.startswith(EXPERTS)]
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +124,63 @@ def test_ranks_round_inputs_to_int8_by_their_part_of_a_row(way: str, processes: 
         expected = reference.run(row.tokens[: row.num_prompt], 1)[1][0]
         _, top_ids, top = row.logprobs[0]
         assert expected[top_ids].tolist() == pytest.approx(top, abs=0.3)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("name", WITH_EXPERTS)
+def test_ranks_with_whole_experts_compute_what_transformers_computes(
+    name: str, size: int, processes: RankProcesses, tmp_path: Path
+) -> None:
+    """Of as many experts as there are, some ranks have one more. A token may have no expert of a rank."""
+    family, shape = SHAPES[name]
+    directory = write_checkpoint(tmp_path / "model", family, **{"vocab_size": 321, **shape})
+    rows = generated(processes, sizes_of(directory, size), directory, tmp_path, expert_parallel=True)
+    assert_right(rows, Reference(directory))
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("family", "shape", "size", "threads", "options"),
+    [
+        ("mixtral", {}, 4, 2, {}),
+        ("qwen2_moe", {"tie_word_embeddings": True}, 4, 1, {}),
+        ("gpt_oss", {}, 2, 2, {"fused": False}),
+        ("qwen3_moe", {}, 2, 1, {"by_gloo": True}),
+    ],
+)
+def test_more_ranks_with_whole_experts_and_other_ways_do_too(
+    family: str,
+    shape: dict[str, Any],
+    size: int,
+    threads: int,
+    options: dict[str, Any],
+    processes: RankProcesses,
+    tmp_path: Path,
+) -> None:
+    directory = write_checkpoint(tmp_path / "model", family, **{"vocab_size": 322, **shape})
+    sizes = sizes_of(directory, size, threads)
+    rows = generated(processes, sizes, directory, tmp_path, expert_parallel=True, **options)
+    assert_right(rows, Reference(directory))
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("way", [*WAYS, "mxfp4"])
+def test_ranks_with_whole_experts_multiply_codes(way: str, processes: RankProcesses, tmp_path: Path) -> None:
+    """As they are stored: no share cuts them."""
+    checkpoint, path = tmp_path / "plain", tmp_path / "quantized"
+    if way == "mxfp4":
+        write_mxfp4(path, write_checkpoint(checkpoint, "gpt_oss"))
+    else:
+        write_quantized(path, write_checkpoint(checkpoint, "qwen3_moe", moe_intermediate_size=64), WAYS[way])
+    reference = Reference(path / "numbers")
+    rows = generated(processes, sizes_of(path, 3), path, tmp_path, expert_parallel=True)
+    if way in INT8_INPUTS:  # which are rounded to int8
+        for row in rows:
+            expected = reference.run(row.tokens[: row.num_prompt], 1)[1][0]
+            assert expected[row.logprobs[0][1]].tolist() == pytest.approx(row.logprobs[0][2], abs=0.3)
+    else:
+        assert_right(rows, reference, within=5e-4)
 
 
 def test_ranks_score_a_prompt_in_pieces(processes: RankProcesses, tmp_path: Path) -> None:

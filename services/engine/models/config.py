@@ -42,18 +42,24 @@ class DecoderConfig(ModelConfig):
     score_token_ids: tuple[int, ...] = ()  # of these, by the tokenizer
     latent: Latent | None = None  # of multi-head latent attention; KV then has one head, as wide as a latent
 
-    def shard(self, rank: int, size: int, layers: range | None = None) -> Self:
-        """See `ModelConfig.shard`. Each rank has a part of the columns of every expert. A norm over all heads is
-        refused: each rank would have to know the others' heads.
-        """
+    @property
+    def has_experts(self) -> bool:
+        """Returns True if layers have experts, of which each token takes some."""
+        return self.experts is not None and len(self.experts.layers) > 0
+
+    def shard(self, rank: int, size: int, layers: range | None = None, *, expert_parallel: bool = False) -> Self:
+        """See `ModelConfig.shard`. A norm over all heads is refused: each rank would have to know the others' heads."""
         if self.wide_qk_norm and size > 1:
             raise ModelError(f"{size} ranks cannot share heads that have one norm of Q and K for all of them")
-        own = ModelConfig.shard(self, rank, size, layers)
+        own = ModelConfig.shard(self, rank, size, layers, expert_parallel=expert_parallel)
         own = replace(own, layers_without_rope=own.stage.own(self.layers_without_rope))
         if self.experts is None:
             return own
         experts = replace(self.experts, layers=own.stage.own(self.experts.layers))
-        return replace(own, experts=experts.shard(size, Shard(rank, size, self).part))
+        shard = Shard(rank, size, self, expert_parallel=expert_parallel)
+        if expert_parallel:
+            return replace(own, experts=experts.divide(size, shard.experts(experts.num_experts), shard.part))
+        return replace(own, experts=experts.shard(size, shard.part))
 
     @property
     def rotary_dim(self) -> int:

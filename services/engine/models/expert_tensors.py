@@ -5,10 +5,10 @@ Checkpoints have a matrix for each expert, or gpt-oss' tensors of all experts, i
     gate_up_proj [experts, hidden, 2 * intermediate]   down_proj [experts, intermediate, hidden]
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.engine.models.experts_config import Experts
+from services.engine.models.model_config import Shard
 from services.engine.models.shapes import Shapes, Share, Shares, linear_shapes, shares_of_inputs, shares_of_outputs
 
 
@@ -62,22 +62,22 @@ def expert_shapes(names: ExpertNames, experts: Experts, hidden: int) -> Shapes:
     return shapes
 
 
-def expert_shares(names: ExpertNames, experts: Experts, part: Callable[[int], range]) -> Shares:
-    """Returns the shares that one rank reads: its columns of each expert. The router is whole on every rank.
+def expert_shares(names: ExpertNames, experts: Experts, shard: Shard) -> Shares:
+    """Returns the shares that one rank reads: its columns of each expert, or its experts whole. The router is whole on
+    every rank. experts: those of the whole model.
 
-    part: returns the rank's places of so many. A rank reads the gates and ups of gpt-oss whole, since their columns are
-    in the tensor's last dimension, and takes its columns of them.
+    A rank that has columns reads the gates and ups of gpt-oss whole, since their columns are in the tensor's last
+    dimension, and takes its columns of them.
     """
     shares: Shares = {}
     if experts.shared_size:
-        shares |= _gated_shares(names.of_shared(), part(experts.shared_size))
-    own = part(experts.intermediate_size)
+        shares |= _gated_shares(names.of_shared(), shard.part(experts.shared_size))
+    own, columns = shard.experts(experts.num_experts), shard.expert_columns(experts.intermediate_size)
     if names.in_one_tensor:
-        columns = Share(columns=slice(own.start, own.stop))
-        shares |= {f"{names.experts}.down_proj": columns}
-        return shares | ({f"{names.experts}.down_proj_bias": None} if own.start else {})
+        return shares | (_experts_in_one(names, own) if shard.expert_parallel else _columns_in_one(names, columns))
     for expert in range(experts.num_experts):
-        shares |= _gated_shares(names.of_expert(expert), own)
+        of_expert = names.of_expert(expert)
+        shares |= _gated_shares(of_expert, columns) if expert in own else _gated_of_others(of_expert)
     return shares
 
 
@@ -91,6 +91,23 @@ def _gated_shares(names: tuple[str, str, str], own: range) -> Shares:
     gate, up, down = names
     shares = shares_of_outputs(gate, own, False) | shares_of_outputs(up, own, False)
     return shares | shares_of_inputs(down, own, False)
+
+
+def _gated_of_others(names: tuple[str, str, str]) -> Shares:
+    return {f"{name}.weight": None for name in names}
+
+
+def _columns_in_one(names: ExpertNames, columns: range) -> Shares:
+    down = f"{names.experts}.down_proj"
+    shares: Shares = {down: Share(columns=slice(columns.start, columns.stop))}
+    return shares | {f"{down}_bias": None} if columns.start else shares
+
+
+def _experts_in_one(names: ExpertNames, own: range) -> Shares:
+    share = Share(rows=(slice(own.start, own.stop),))
+    return {
+        f"{names.experts}.{product}{end}": share for product in ("gate_up_proj", "down_proj") for end in ("", "_bias")
+    }
 
 
 def _shapes_in_one(names: ExpertNames, experts: Experts, hidden: int) -> Shapes:

@@ -119,7 +119,7 @@ def _own_turns(config: DecoderConfig) -> range:
     assert isinstance(whole, DecoderConfig)
     assert whole.experts is not None
     columns = whole.experts.intermediate_size
-    own = range(columns) if config.sharded is None else config.sharded.part(columns)
+    own = range(columns) if config.sharded is None else config.sharded.expert_columns(columns)
     return range(2 * own.start, 2 * own.stop)
 
 
@@ -154,6 +154,8 @@ class _OfAll:
         self._tensors = tensors
         self._gate_up, self._down = f"{of_all}gate_up_proj", f"{of_all}down_proj"
         self._turns = _own_turns(config)
+        assert config.experts is not None
+        self._first = config.experts.own.start
         self._gate_up_biases = tensors.vector(f"{self._gate_up}_bias")
         has_bias = tensors.has(f"{self._down}_bias")
         self._down_biases = tensors.vector(f"{self._down}_bias") if has_bias else None
@@ -171,8 +173,9 @@ class _OfAll:
         return ExpertCodes((*apart, *downs), *self._biases(expert))
 
     def _biases(self, expert: int) -> tuple[Tensor, Tensor | None]:
-        down = None if self._down_biases is None else self._down_biases[expert]
-        return self._apart(self._gate_up_biases[expert]), down
+        place = expert - self._first  # among those that are here
+        down = None if self._down_biases is None else self._down_biases[place]
+        return self._apart(self._gate_up_biases[place]), down
 
     def _apart(self, turns: Tensor) -> Tensor:
         """Returns this rank's gates, then its ups, [2 * width, ...]."""

@@ -5,7 +5,7 @@ needs torch.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from services.engine.kernels.routing_numbers import RoutingNumbers, Scores
 from services.engine.models.model_config import check_columns
@@ -47,6 +47,11 @@ class Experts:
             )
 
     @property
+    def own(self) -> range:
+        """Returns the experts whose weights are here: all of them."""
+        return range(self.num_experts)
+
+    @property
     def routing(self) -> RoutingNumbers:
         """Returns the numbers that choose, for kernels."""
         return RoutingNumbers(
@@ -75,6 +80,30 @@ class Experts:
             check_columns(number, size, "columns of an expert")
         own, shared = len(part(self.intermediate_size)), len(part(self.shared_size))
         return replace(self, intermediate_size=own, shared_size=shared)
+
+    def divide(self, size: int, own: range, part: Callable[[int], range]) -> "RankExperts":
+        """Returns the experts as one of `size` ranks has them that share out whole experts: its own ones, and a part of
+        the columns of the one that every token takes. Raises ModelError.
+
+        own: the rank's experts. part: see `shard`.
+        """
+        if self.num_experts < size:
+            raise ModelError(f"{size} ranks cannot share {self.num_experts} experts")
+        check_columns(self.shared_size, size, "columns of the shared expert")
+        numbers = {each.name: getattr(self, each.name) for each in fields(self)}
+        return RankExperts(**numbers | {"shared_size": len(part(self.shared_size))}, of_rank=own)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankExperts(Experts):
+    """`Experts` as a rank has them that has some whole experts. It chooses among all of them."""
+
+    of_rank: range
+
+    @property
+    def own(self) -> range:
+        """Returns the experts whose weights are here."""
+        return self.of_rank
 
 
 def mixtral_experts(raw: ConfigSettings, num_layers: int) -> Experts:

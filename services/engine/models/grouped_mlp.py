@@ -48,7 +48,7 @@ class FillableExperts(ExpertsKernel, Protocol):
     def put(
         self, expert: int, gate_up: Tensor, down: Tensor, gate_up_bias: Tensor | None, down_bias: Tensor | None
     ) -> None:
-        """Takes an expert's weights, see `ExpertWeights`."""
+        """Takes an expert's weights, see `ExpertWeights`. expert: its place among those that are here."""
 
 
 class ExpertCodes(NamedTuple):
@@ -90,7 +90,7 @@ class GroupedMlp:
         """read: returns the weights of an expert, which are taken over; they are read one expert after the other.
 
         make_kernel: makes what computes all of it. make_product: where that makes nothing, see `Linear`. kernel: what
-        computes all of it, and has the weights already. join: of the ranks that share the experts' columns.
+        computes all of it, and has the weights already. join: of the ranks that share the experts.
         """
         self._experts = experts
         self._join = join
@@ -101,12 +101,12 @@ class GroupedMlp:
         if kernel is not None:
             return
         filled: FillableExperts | None = None
-        for expert in range(experts.num_experts):
+        for place, expert in enumerate(experts.own):
             weights = read(expert)
-            if expert == 0 and make_kernel is not None:
+            if place == 0 and make_kernel is not None:
                 self.kernel = filled = make_kernel(experts, weights.down)
             if filled is not None:
-                filled.put(expert, *weights)
+                filled.put(place, *weights)
             else:
                 self._gate_ups.append(Linear(weights.gate_up, weights.gate_up_bias, make_product=make_product))
                 self._downs.append(Linear(weights.down, weights.down_bias, make_product=make_product))
@@ -117,7 +117,7 @@ class GroupedMlp:
         return self.kernel is not None and (self._join is None or self._join.is_kernel)
 
     def total(self, y: Tensor) -> Tensor:
-        """Returns the sum over all who have columns of the experts, [T, hidden], of one rank's y."""
+        """Returns the sum over all who have experts, or columns of them, [T, hidden], of one rank's y."""
         return y if self._join is None else self._join(y)
 
     def tally(self, tally: ExpertTally) -> None:
@@ -129,26 +129,31 @@ class GroupedMlp:
             self._tally = tally
 
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor, silu_mul: Callable[[Tensor], Tensor]) -> Tensor:
-        """Returns the weighted sum of what each token's experts make of it, [T, hidden].
+        """Returns the weighted sum of what those of each token's experts make of it that are here, [T, hidden].
 
         x: [T, hidden]; chosen: int64[T, top_k], different experts; weights: float32[T, top_k]. silu_mul: see
         `Operations`. The sums are float32, and their order is that of the choice. Where there is a kernel, call that.
         """
         assert self.kernel is None
-        expert_of_pair = chosen.flatten()
+        expert_of_pair, own = chosen.flatten(), self._experts.own
         order = expert_of_pair.argsort(stable=True)
         counts = expert_of_pair.bincount(minlength=self._experts.num_experts)
         if self._tally is not None:
             self._tally.counts.add_(counts)
+        first = int(counts[: own.start].sum())
+        counts = counts[own.start : own.stop]
+        order = order[first : first + int(counts.sum())]
         rows = x[order // chosen.shape[1]].split(counts.tolist())
-        fed = torch.cat([self._feed(expert, some, silu_mul) for expert, some in enumerate(rows) if len(some)])
-        by_pair = torch.empty_like(fed)
-        by_pair[order] = fed
+        by_pair = x.new_zeros(len(expert_of_pair), x.shape[1])  # pairs of experts that are not here stay 0
+        if len(order):
+            by_pair[order] = torch.cat(
+                [self._feed(place, some, silu_mul) for place, some in enumerate(rows) if len(some)]
+            )
         by_token = by_pair.unflatten(0, chosen.shape).to(torch.float32)
         return (by_token * weights[:, :, None]).sum(dim=1).to(x.dtype)
 
     def _feed(self, expert: int, x: Tensor, silu_mul: Callable[[Tensor], Tensor]) -> Tensor:
-        """Returns what an expert makes of some tokens, [N, hidden]."""
+        """Returns what an expert makes of some tokens, [N, hidden]. expert: its place among those that are here."""
         gate_up, down = self._gate_ups[expert], self._downs[expert]
         clamp = self._experts.clamp
         return down(gate_up.gated(x, silu_mul) if clamp is None else clamped_swiglu(gate_up(x), *clamp))
@@ -172,7 +177,7 @@ def packed_experts(experts: Experts, down: Tensor) -> FillableExperts | None:
     hidden, width = down.shape
     if not can_pack(experts.routing, hidden, down.dtype):
         return None
-    return PackedExperts(experts.routing, hidden, width, down.dtype, experts.clamp)
+    return PackedExperts(experts.routing, hidden, width, down.dtype, experts.clamp, experts.own)
 
 
 def coded_experts(
@@ -186,29 +191,29 @@ def coded_experts(
     from services.engine.kernels.cpu import coded_experts, int8_experts
     from services.engine.kernels.cpu.packed_experts import can_pack
 
-    first = read(0)
+    first = read(experts.own[0])
     if first is None or not can_pack(experts.routing, first.matrices[0].shape[1], dtype):
         return None
     can_multiply = int8_experts.can_multiply
     kernel: int8_experts.Int8Experts | coded_experts.CodedExperts
     if can_multiply(first.matrices):
-        kernel = int8_experts.Int8Experts(experts.routing, first.matrices, dtype, experts.clamp)
+        kernel = int8_experts.Int8Experts(experts.routing, first.matrices, dtype, experts.clamp, experts.own)
     else:
         can_multiply = coded_experts.can_multiply
         if not can_multiply(first.matrices):
             return None
-        kernel = coded_experts.CodedExperts(experts.routing, first.matrices, dtype, experts.clamp)
+        kernel = coded_experts.CodedExperts(experts.routing, first.matrices, dtype, experts.clamp, experts.own)
 
-    def put(expert: int, codes: ExpertCodes | None) -> bool:
-        """Packs an expert, whose codes nobody holds then but the first one's."""
+    def put(place: int, codes: ExpertCodes | None) -> bool:
+        """Packs an expert, whose codes nobody holds then but the first one's. place: among those that are here."""
         if codes is None or not can_multiply(codes.matrices):
             return False
         pairs = zip(codes.matrices, first.matrices, strict=True)
         if not all(own.is_like(other) and own.shape == other.shape for own, other in pairs):
             return False
-        kernel.put_codes(expert, codes.matrices)
-        kernel.put_biases(expert, codes.gate_up_bias, codes.down_bias)
+        kernel.put_codes(place, codes.matrices)
+        kernel.put_biases(place, codes.gate_up_bias, codes.down_bias)
         return True
 
-    others = range(1, experts.num_experts)
-    return kernel if put(0, first) and all(put(expert, read(expert)) for expert in others) else None
+    others = enumerate(experts.own[1:], 1)
+    return kernel if put(0, first) and all(put(place, read(expert)) for place, expert in others) else None

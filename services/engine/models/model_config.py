@@ -25,6 +25,7 @@ class Shard:
     size: int
     whole: "ModelConfig"
     layers: range | None = None  # of a stage, whose ranks these are; None: all
+    expert_parallel: bool = False  # it has some whole experts, and no part of the others
 
     @property
     def heads(self) -> range:
@@ -54,6 +55,14 @@ class Shard:
     def vocabulary(self) -> range:
         """Returns the tokens whose rows of the embedding, and of the output layer, the rank has."""
         return part_of(self.rank, self.size, self.whole.vocab_size)
+
+    def experts(self, number: int) -> range:
+        """Returns the rank's experts of so many: all of them if ranks share the columns of each."""
+        return part_of(self.rank, self.size, number) if self.expert_parallel else range(number)
+
+    def expert_columns(self, length: int) -> range:
+        """Returns the rank's columns of each of its experts, of so many."""
+        return range(length) if self.expert_parallel else self.part(length)
 
     def part(self, length: int) -> range:
         """Returns the rank's places of so many, an even number, of which all ranks have about the same number.
@@ -178,15 +187,24 @@ class ModelConfig:
         """Returns the configuration of the whole model."""
         return self if self.sharded is None else self.sharded.whole
 
-    def shard(self, rank: int, size: int, layers: range | None = None) -> Self:
+    @property
+    def has_experts(self) -> bool:
+        """Returns True if layers have experts, of which each token takes some."""
+        return False
+
+    def shard(self, rank: int, size: int, layers: range | None = None, *, expert_parallel: bool = False) -> Self:
         """Returns the configuration of one of `size` ranks, which share the heads and the width of the MLP.
 
         layers: of its stage, of which there is one at least; None: all.
         Each KV head is on several ranks if there are fewer than ranks. Raises ModelError where a rank would have
         nothing, and for models that do not generate.
+
+        expert_parallel: each rank has some whole experts; else each has a part of the columns of all of them.
         """
         assert self.sharded is None, "a rank's configuration is not sharded again"
         assert 0 <= rank < size, (rank, size)
+        if expert_parallel and not self.has_experts:
+            raise ModelError("--expert-parallel is for models with experts: this one has none")
         if size > 1 and not self.generates:
             raise ModelError(f"{size} ranks cannot share a model that makes embeddings or scores alone")
         if self.vocab_size < size:
@@ -196,7 +214,7 @@ class ModelConfig:
         check_columns(self.intermediate_size, size, "columns of the MLP")
         if size > self.num_kv_heads and self.num_heads // self.num_kv_heads < -(-size // self.num_kv_heads):
             raise ModelError(f"{size} ranks cannot share {self.num_heads} heads of {self.num_kv_heads} KV heads")
-        shard = Shard(rank, size, self, layers)
+        shard = Shard(rank, size, self, layers, expert_parallel)
         here = shard.layers or range(self.num_layers)
         return replace(
             self,

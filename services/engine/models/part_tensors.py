@@ -93,7 +93,7 @@ def experts_or_gated_mlp(names: ExpertNames) -> PartTensors:
     def shares(config: DecoderConfig, shard: Shard, layer: int) -> Shares:
         if config.experts is None or layer not in config.experts.layers:
             return gated_mlp_shares(config, shard, layer)
-        return expert_shares(names, config.experts, shard.part)
+        return expert_shares(names, config.experts, shard)
 
     return PartTensors(shapes, shares)
 

@@ -82,7 +82,8 @@ class LoadPlan:
         """Returns the plan of one rank: its part of the model, and the layout of its KV. Raises ModelError."""
         stage, rank_of_stage = self.stage_of(rank)
         layers = layers_of_stages(self.config.num_layers, self.num_stages)[stage] if self.num_stages > 1 else None
-        config = self.config.shard(rank_of_stage, self.engine.tensor_parallel_size, layers)
+        size, expert_parallel = self.engine.tensor_parallel_size, self.engine.expert_parallel
+        config = self.config.shard(rank_of_stage, size, layers, expert_parallel=expert_parallel)
         assert config.sharded is not None
         heads, here, scales = config.sharded.kv_heads, config.stage.layers, self.kv_scales
         if scales is not None:
@@ -157,6 +158,8 @@ def plan_load(engine: EngineConfig) -> LoadPlan:
     if device != _CPU and engine.num_ranks > 1:
         option = "--tensor-parallel-size" if engine.tensor_parallel_size > 1 else "--pipeline-parallel-size"
         raise ModelError(f"{option} is for the CPU so far: --device cpu says so")
+    if device != _CPU and engine.expert_parallel:
+        raise ModelError("--expert-parallel is for the CPU so far: --device cpu says so")
     check_options(engine, config)
     longest = wanted_len(engine, config)
     config = config.for_lengths(longest)

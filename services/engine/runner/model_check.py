@@ -56,7 +56,9 @@ def check_options(engine: EngineConfig, config: ModelConfig) -> None:
     cannot share the model.
     """
     if engine.tensor_parallel_size > 1:
-        config.shard(0, engine.tensor_parallel_size)
+        config.shard(0, engine.tensor_parallel_size, expert_parallel=engine.expert_parallel)
+    elif engine.expert_parallel:
+        raise ModelError("--expert-parallel divides experts among ranks: say how many with --tensor-parallel-size")
     if engine.pipeline_parallel_size > 1:
         check_stages(config, engine.pipeline_parallel_size)
     if config.is_causal:

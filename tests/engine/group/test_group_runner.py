@@ -169,6 +169,23 @@ def test_more_stages_of_ranks_and_other_ways_compute_what_one_process_does(
     assert_the_same(engine_of(directory, **changes), ranks, stages)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(("family", "ranks"), [("mixtral", 2), ("qwen2_moe", 3), ("deepseek_v3", 2)])
+@pytest.mark.parametrize("kernels", list(Kernels))
+def test_ranks_with_whole_experts_compute_what_one_process_does(
+    family: str, ranks: int, kernels: Kernels, tmp_path: Path
+) -> None:
+    directory = write_checkpoint(tmp_path / "model", family)
+    engine = engine_of(directory, kernels=kernels)
+    with loaded(engine) as one:
+        expected = numbers_of(one.runner, one.vocab_size)
+    with loaded(replace(engine, tensor_parallel_size=ranks, expert_parallel=True)) as several:
+        assert several.fingerprint == one.fingerprint, "KV of both may be exchanged"
+        tokens, numbers = numbers_of(several.runner, several.vocab_size)
+        assert tokens == expected[0]
+        assert numbers == pytest.approx(expected[1], abs=1e-4)
+
+
 def ranks_of(process: psutil.Process) -> list[psutil.Process]:
     """The ranks that a process has started, among its other children."""
     return [child for child in process.children() if "services.engine.runner.group.rank_main" in child.cmdline()]

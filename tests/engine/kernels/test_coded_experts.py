@@ -12,6 +12,7 @@ from services.engine.models.grouped_mlp import ExpertCodes, ExpertWeights, Group
 from services.engine.models.routing import route
 from services.engine.quantization.codes import Code
 from tests.engine.kernels.coded_matrices import KINDS, Kind, coded
+from tests.engine.kernels.rank_experts import experts_of_ranks
 from tests.engine.kernels.test_packed_experts import SOFTMAX, Case, random, rms, silu_mul
 from tests.engine.kernels.test_packed_linear import BOTH
 
@@ -92,6 +93,23 @@ def test_they_compute_what_torch_computes(case: Case, kind: Kind, dtype: torch.d
 def test_with_biases_and_clamped_activations(case: Case, dtype: torch.dtype) -> None:
     """As gpt-oss has them. Of one row's experts most get no token."""
     check(case, Kind(Code.E2M1, "bfloat16", "none"), dtype)
+
+
+@pytest.mark.few(1)
+@BOTH
+@pytest.mark.parametrize("kind", KINDS[::9], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.hidden}-{case.rows}")
+def test_experts_of_ranks_make_together_what_all_of_them_make(case: Case, kind: Kind, dtype: torch.dtype) -> None:
+    codes = shuffled(codes_of(kind, case.experts, case.hidden))
+    x, logits = random(case.rows, case.hidden, dtype=dtype), random(case.rows, case.experts.num_experts, dtype=dtype)
+    in_double, total = in_numbers(codes, torch.float64), torch.zeros(case.rows, case.hidden, dtype=torch.float64)
+    for own in experts_of_ranks(case.experts, min(3, case.experts.num_experts)):
+        kernel = coded_experts(own, codes.__getitem__, dtype)
+        assert isinstance(kernel, CodedExperts)
+        total += kernel(x, kernel.choose(logits, None), None, None)
+    expected = GroupedMlp(case.experts, in_double.__getitem__)(x.double(), *route(logits, case.experts), silu_mul)
+    bound = 2e-2 if dtype == torch.bfloat16 else 1e-5
+    assert rms(total, expected) < bound * float(expected.pow(2).mean().sqrt())
 
 
 @pytest.mark.long

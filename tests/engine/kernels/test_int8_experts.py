@@ -15,6 +15,7 @@ from services.engine.models.routing import route
 from services.engine.quantization.codes import CodedMatrix, Inputs
 from services.engine.quantization.rounding import to_int8
 from tests.engine.kernels.int8_products import quantized
+from tests.engine.kernels.rank_experts import experts_of_ranks
 from tests.engine.kernels.test_packed_experts import SOFTMAX, Case, random, rms
 from tests.engine.kernels.test_packed_linear import BOTH
 
@@ -94,6 +95,20 @@ def test_they_compute_what_codes_mean(case: Case, dtype: torch.dtype) -> None:
     assert rms(found, exact) < _ERRORS[dtype] * size
     assert dtype == torch.bfloat16 or rms(plain, exact) > 4 * rms(found, exact)
     assert kernel.counts.tolist() == chosen.flatten().bincount(minlength=case.experts.num_experts).tolist()
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.hidden}-{case.rows}")
+@BOTH
+def test_experts_of_ranks_make_together_what_codes_mean(case: Case, dtype: torch.dtype) -> None:
+    codes, total = codes_of(case.experts, case.hidden), torch.zeros(case.rows, case.hidden, dtype=torch.float64)
+    x, logits = random(case.rows, case.hidden, dtype=dtype), random(case.rows, case.experts.num_experts, dtype=dtype)
+    for own in experts_of_ranks(case.experts, min(3, case.experts.num_experts)):
+        kernel = coded_experts(own, codes.__getitem__, dtype)
+        assert isinstance(kernel, Int8Experts)
+        total += kernel(x, kernel.choose(logits, None), None, None)
+    exact = expected(case, codes, x, *route(logits, case.experts), rounds=True)
+    assert rms(total, exact) < _ERRORS[dtype] * float(exact.pow(2).mean().sqrt())
 
 
 @pytest.mark.few(1)

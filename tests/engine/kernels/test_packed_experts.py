@@ -15,6 +15,7 @@ from services.engine.kernels.routing_numbers import Scores
 from services.engine.models.experts_config import Experts
 from services.engine.models.grouped_mlp import ExpertWeights, GroupedMlp, packed_experts
 from services.engine.models.routing import route
+from tests.engine.kernels.rank_experts import experts_of_ranks
 
 BOTH = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 SOFTMAX = Experts(num_experts=8, top_k=3, intermediate_size=48, layers=(0,), normalized=True)
@@ -115,6 +116,33 @@ def test_they_choose_what_torch_chooses(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.hidden}-{case.rows}")
 def test_they_compute_what_torch_computes(case: Case, dtype: torch.dtype) -> None:
     check(case, dtype)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.hidden}-{case.rows}")
+@BOTH
+@pytest.mark.parametrize("fused", [True, False])
+def test_experts_of_ranks_make_together_what_all_of_them_make(fused: bool, dtype: torch.dtype, case: Case) -> None:
+    """Of single rows, some ranks have no expert. Each rank counts the pairs of all of them."""
+    weights, most = weights_of(case.experts, case.hidden, dtype), min(3, case.experts.num_experts)
+    whole = packed(case.experts, weights)
+    x, logits = random(case.rows, case.hidden, dtype=dtype), random(case.rows, case.experts.num_experts, dtype=dtype)
+    chosen, factors = route(logits, case.experts)
+    expected = whole(x, whole.choose(logits, None), None, None).float()
+    total, idle = torch.zeros_like(expected), 0
+    for own in experts_of_ranks(case.experts, most):
+        is_own = (chosen >= own.own.start) & (chosen < own.own.stop)
+        if fused:
+            kernel = packed(own, weights)
+            made = kernel(x, kernel.choose(logits, None), None, None)
+            assert torch.equal(kernel.counts, whole.counts)
+        else:
+            made = GroupedMlp(own, weights.__getitem__)(x, chosen, factors, silu_mul)
+        assert not made[~is_own.any(dim=1)].any(), "rows without an expert of the rank"
+        assert made[is_own.any(dim=1)].any(dim=1).all()
+        total, idle = total + made.float(), idle + int((~is_own.any(dim=1)).sum())
+    assert idle > 0 or case.experts.top_k > 1
+    tolerance = {"atol": 0.05, "rtol": 0.05} if dtype == torch.bfloat16 else {"atol": 2e-5, "rtol": 1e-4}
+    torch.testing.assert_close(total, expected, **tolerance)
 
 
 @BOTH

@@ -127,7 +127,7 @@ def load(directory: Path, config: DecoderConfig, names: ExpertNames) -> ExpertsM
     if config.sharded is not None:
         assert isinstance(config.whole, DecoderConfig)
         assert config.whole.experts is not None
-        of_layer = expert_shares(names, config.whole.experts, config.sharded.part)
+        of_layer = expert_shares(names, config.whole.experts, config.sharded)
         shares = {f"{PREFIX}{name}": share for name, share in of_layer.items()}
     with Checkpoint(directory) as checkpoint:
         tensors = Tensors(checkpoint, torch.float32, fused=False, shares=shares, on_read=lambda _: None)
@@ -140,7 +140,7 @@ def load(directory: Path, config: DecoderConfig, names: ExpertNames) -> ExpertsM
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_a_block_computes_what_transformers_computes_alone_and_on_two_ranks(name: str, tmp_path: Path) -> None:
+def test_a_block_computes_what_transformers_computes_alone_and_on_ranks(name: str, tmp_path: Path) -> None:
     settings, _, read, names = BLOCKS[name]
     block, experts = block_of(name), read(ConfigSettings(settings.to_dict()), 1)
     stored = tensors_of(block, names)
@@ -153,5 +153,7 @@ def test_a_block_computes_what_transformers_computes_alone_and_on_two_ranks(name
         expected = expected[0] if isinstance(expected, tuple) else expected
         feed = partial(ExpertsMlp.forward, x=x, operations=TorchOperations())
         torch.testing.assert_close(feed(load(tmp_path, config, names)), expected[0], atol=1e-5, rtol=1e-4)
-        of_ranks = [feed(load(tmp_path, config.shard(rank, 2), names)) for rank in range(2)]
-        torch.testing.assert_close(of_ranks[0] + of_ranks[1], expected[0], atol=1e-5, rtol=1e-4)
+        for size, expert_parallel in ((2, False), (2, True), (3, True)):
+            ranks = [config.shard(rank, size, expert_parallel=expert_parallel) for rank in range(size)]
+            total = torch.stack([feed(load(tmp_path, rank, names)) for rank in ranks]).sum(dim=0)
+            torch.testing.assert_close(total, expected[0], atol=1e-5, rtol=1e-4)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from services.engine.models.architectures import num_parameters, parse_model_config, shapes_of
+from services.engine.models.config import DecoderConfig
 from services.engine.models.dummy import DummyTensors, dummy_id
 from services.engine.models.embedding import Embedding
 from services.engine.models.grouped_mlp import GroupedMlp
@@ -206,6 +207,59 @@ LLAMA = {
 
 def config_of(**changes: Any) -> ModelConfig:
     return replace(parse_model_config(LLAMA), **changes)
+
+
+WITH_EXPERTS: dict[str, dict[str, Any]] = {
+    "gpt-oss": {},
+    "mixtral": {"num_local_experts": 5},
+    "qwen2-moe": {"mlp_only_layers": [0]},
+    "qwen3-moe": {},
+    "deepseek-v2": {},
+    "deepseek-v3": {"first_k_dense_replace": 1},
+}
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("name", WITH_EXPERTS)
+def test_the_ranks_of_a_model_share_out_whole_experts(name: str, size: int, tmp_path: Path) -> None:
+    """Each expert is on one rank, as it is in the whole model; `load` sees that nothing else is read."""
+    directory = write_checkpoint(tmp_path / "model", name.replace("-", "_"), **WITH_EXPERTS[name])
+    source, config = opened(directory)
+    assert isinstance(config, DecoderConfig)
+    assert config.experts is not None
+    whole, seen, numbers = load(source, config), set[str](), []
+    for rank in range(size):
+        own = config.shard(rank, size, expert_parallel=True)
+        assert own.experts is not None
+        numbers.append(len(own.experts.own))
+        for place, (weight, bias) in load(source, own).items():
+            layer, _, product = place.partition(".experts.")
+            if product:
+                expert, _, kind = product.partition(".")
+                of_whole = f"{layer}.experts.{own.experts.own[int(expert)]}.{kind}"
+                assert of_whole not in seen, "on two ranks"
+                seen.add(of_whole)
+                assert torch.equal(weight, whole[of_whole][0])
+                assert_equal(bias, whole[of_whole][1])
+    assert seen == {place for place in whole if ".experts." in place}
+    assert sum(numbers) == config.experts.num_experts
+    assert max(numbers) - min(numbers) <= 1
+
+
+def test_whole_experts_that_ranks_cannot_share_are_refused() -> None:
+    with pytest.raises(ModelError, match=r"^--expert-parallel is for models with experts: this one has none$"):
+        config_of().shard(0, 2, expert_parallel=True)
+    mixtral = LLAMA | {"architectures": ["MixtralForCausalLM"], "num_local_experts": 3}
+    config = parse_model_config(mixtral)
+    with pytest.raises(ModelError, match=r"^4 ranks cannot share 3 experts$"):
+        config.shard(0, 4, expert_parallel=True)
+    assert config.shard(2, 4).num_kv_heads == 1, "which share the columns of three experts"
+    odd = LLAMA | {"architectures": ["Qwen2MoeForCausalLM"], "moe_intermediate_size": 7, "num_experts": 4}
+    with pytest.raises(ModelError, match="2 ranks cannot share 7 columns of an expert"):
+        parse_model_config(odd | {"shared_expert_intermediate_size": 8}).shard(0, 2)
+    parse_model_config(odd | {"shared_expert_intermediate_size": 8}).shard(0, 2, expert_parallel=True)
+    with pytest.raises(ModelError, match="2 ranks cannot share 7 columns of the shared expert"):
+        parse_model_config(odd | {"shared_expert_intermediate_size": 7}).shard(0, 2, expert_parallel=True)
 
 
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 20), st.integers(0, 1000))

@@ -14,6 +14,7 @@ from services.engine.kernels.cpu.grouped_matmul import Epilogue
 from services.engine.kernels.cpu.packed_experts import PackedExperts
 from services.engine.kernels.cpu.product_items import panels_of_item
 from services.engine.kernels.cpu.register_tiles import COLUMNS, Arithmetic
+from services.engine.kernels.cpu.routing import PLAN_PAIRS_AT
 from services.engine.kernels.cpu.scale_forms import ScaleForm, scale_form
 from services.engine.kernels.cpu.scratch import own_rows, scratch
 from services.engine.kernels.cpu.team import Kernel, Team
@@ -30,13 +31,14 @@ class CodedExperts(PackedExperts):
         first: Sequence[CodedMatrix],
         dtype: torch.dtype,
         clamp: tuple[float, float] | None,
+        own: range | None = None,
     ) -> None:
         """first: gate, up [width, hidden] and down [hidden, width] of an expert, which `can_multiply` accepts. They are
         looked at, and not kept.
         """
         self._first = first
         width, hidden = first[0].shape
-        super().__init__(numbers, hidden, width, dtype, clamp)
+        super().__init__(numbers, hidden, width, dtype, clamp, own)
         del self._first
 
     def put_codes(self, expert: int, weights: Sequence[CodedMatrix]) -> None:
@@ -83,7 +85,7 @@ class CodedExperts(PackedExperts):
         whose weights those of one expert are.
         """
         panels, blocks = weight.shape[2], self.most_blocks(num_pairs)
-        rows, sums = self._prepared(team, x, pairs, num_pairs, kind)
+        rows, sums = self._prepared(team, x, pairs, plan, num_pairs, kind)
         target = team.empty(num_pairs, panels * COLUMNS, x.dtype)
         at_once = panels_of_item(team, panels, blocks)
         team.run(
@@ -114,7 +116,7 @@ class CodedExperts(PackedExperts):
         return target
 
     def _prepared(
-        self, team: Team, x: Tensor, pairs: Tensor | None, num_pairs: int, kind: CodedPanels
+        self, team: Team, x: Tensor, pairs: Tensor | None, plan: Tensor, num_pairs: int, kind: CodedPanels
     ) -> tuple[Tensor, Tensor | None]:
         """Returns a row for each pair, and its sums over groups if they are needed."""
         needs_copies = self._widens or pairs is not None or kind.padded_depth != kind.depth
@@ -128,6 +130,7 @@ class CodedExperts(PackedExperts):
             x.data_ptr(),
             x.stride(0),
             0 if pairs is None else pairs.data_ptr(),
+            plan.data_ptr() + PLAN_PAIRS_AT,
             kind.depth,
             kind.padded_depth,
             rows.data_ptr(),

@@ -31,14 +31,16 @@ def make_prepare_pairs(dtype: str, *, widens: bool) -> Any:
     """Makes the kernel that prepares the row of x of each pair, which is an item.
 
     Arguments of the kernel: x and the elements from row to row; the row of x of each pair, int32, or 0 where x has one
-    for each pair; depth; depth of whole steps; copies, and bytes from row to row; depth of a group; sums, or 0, and
-    bytes from row to row.
+    for each pair; how many pairs there are, int32, of whose number the items may be more; depth; depth of whole steps;
+    copies, and bytes from row to row; depth of a group; sums, or 0, and bytes from row to row.
     """
-    arg = places("x stride rows_of_x depth padded_depth target target_row group sums sums_row")
+    arg = places("x stride rows_of_x num_pairs depth padded_depth target target_row group sums sums_row")
     size, prepare = ELEMENTS[dtype].size, make_prepare_row(dtype, widens=widens)
 
     @njit
     def work(a: Any, item: int, _thread: int) -> None:
+        if item >= int_pointer(a[arg.num_pairs])[0]:
+            return
         row = int64(int_pointer(a[arg.rows_of_x])[item]) if a[arg.rows_of_x] != 0 else item
         sums = a[arg.sums] + item * a[arg.sums_row] if a[arg.sums] != 0 else 0
         target = a[arg.target] + item * a[arg.target_row]

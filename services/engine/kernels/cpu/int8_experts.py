@@ -15,6 +15,7 @@ from services.engine.kernels.cpu.matmul import WEIGHTS, padded
 from services.engine.kernels.cpu.packed_experts import PackedExperts
 from services.engine.kernels.cpu.product_items import panels_of_item
 from services.engine.kernels.cpu.register_tiles import COLUMNS
+from services.engine.kernels.cpu.routing import PLAN_PAIRS_AT
 from services.engine.kernels.cpu.scratch import scratch
 from services.engine.kernels.cpu.team import Kernel, Team
 from services.engine.kernels.routing_numbers import RoutingNumbers
@@ -32,10 +33,11 @@ class Int8Experts(PackedExperts):
         first: Sequence[CodedMatrix],
         dtype: torch.dtype,
         clamp: tuple[float, float] | None,
+        own: range | None = None,
     ) -> None:
         """first: gate, up [width, hidden] and down [hidden, width] of an expert, which `can_multiply` accepts."""
         width, hidden = first[0].shape
-        super().__init__(numbers, hidden, width, dtype, clamp)
+        super().__init__(numbers, hidden, width, dtype, clamp, own)
 
     def put_codes(self, expert: int, weights: Sequence[CodedMatrix]) -> None:
         """Packs an expert's gate, up and down, which are stored like the first expert's."""
@@ -84,7 +86,8 @@ class Int8Experts(PackedExperts):
     ) -> Tensor:
         """Multiplies a row for each pair. pairs: the row of x of each; None: x has one for each."""
         panels, steps, blocks = weight.shape[2], weight.shape[3], self.most_blocks(num_pairs)
-        codes, of_codes = self._rows.read(team, x, num_pairs, steps, 0 if pairs is None else pairs.data_ptr())
+        of_pairs, there = 0 if pairs is None else pairs.data_ptr(), plan.data_ptr() + PLAN_PAIRS_AT
+        codes, of_codes = self._rows.read(team, x, num_pairs, steps, of_pairs, there)
         target = team.empty(num_pairs, panels * COLUMNS, x.dtype)
         at_once = panels_of_item(team, panels, blocks)
         team.run(

@@ -24,17 +24,18 @@ class Int8Rows:
         return partial(int8_rows, self._dtype)
 
     def read(
-        self, team: Team, x: Tensor, num_rows: int, steps: int, of_rows: int = 0
+        self, team: Team, x: Tensor, num_rows: int, steps: int, of_rows: int = 0, there: int = 0
     ) -> tuple[Tensor, tuple[int, ...]]:
         """Returns codes of rows of x, with their scales, and the arguments by which kernels of products find them: the
         address, the bytes from row to row, the byte of a row at which its scale is.
 
-        steps: of a product. of_rows: address of the row of x of each one, int32; 0: x has them in their order.
+        steps: of a product. of_rows: address of the row of x of each one, int32; 0: x has them in their order. there:
+        address of how many rows there are, int32, at most `num_rows`; 0: so many.
         """
         scale_at = whole_lines(steps * DEPTH_OF_STEP * self._code_bytes)
         codes = own_rows(team, num_rows, scale_at + LINE_BYTES)
         of_codes = codes.data_ptr(), codes.stride(0)
-        team.run(self._kernel, num_rows, x.data_ptr(), x.stride(0), of_rows, *of_codes, x.shape[1], scale_at)
+        team.run(self._kernel, num_rows, x.data_ptr(), x.stride(0), of_rows, there, *of_codes, x.shape[1], scale_at)
         return codes, (*of_codes, scale_at)
 
 

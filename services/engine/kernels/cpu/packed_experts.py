@@ -12,7 +12,7 @@ from services.engine.kernels.cpu.grouped_matmul import Epilogue
 from services.engine.kernels.cpu.matmul import MOST_ROWS, SCRATCH_BYTES, WEIGHTS, padded, put_panels
 from services.engine.kernels.cpu.product_items import panels_of_item
 from services.engine.kernels.cpu.register_tiles import COLUMNS
-from services.engine.kernels.cpu.routing import MOST_CHOSEN, MOST_EXPERTS, PLAN_WORDS
+from services.engine.kernels.cpu.routing import MOST_CHOSEN, MOST_EXPERTS, PLAN_HEAD, PLAN_WORDS
 from services.engine.kernels.cpu.scratch import scratch
 from services.engine.kernels.cpu.team import Kernel, Team, float_argument, the_team
 from services.engine.kernels.expert_tally import ExpertTally
@@ -41,7 +41,10 @@ def can_pack(numbers: RoutingNumbers, hidden: int, dtype: torch.dtype) -> bool:
 
 
 class PackedExperts:
-    """The MLPs of all experts of a layer. `put` brings the weights of each."""
+    """The MLPs of the experts of a layer, or of those that a rank has. `put` brings the weights of each.
+
+    Experts are chosen among all of them; they have their places among those that are here where weights are concerned.
+    """
 
     def __init__(
         self,
@@ -50,12 +53,16 @@ class PackedExperts:
         width: int,
         dtype: torch.dtype,
         clamp: tuple[float, float] | None,
+        own: range | None = None,
     ) -> None:
-        """width: columns between the two products. clamp: limit and alpha of `Epilogue.CLAMPED`; None: SiLU."""
+        """width: columns between the two products. clamp: limit and alpha of `Epilogue.CLAMPED`; None: SiLU. own: the
+        experts that are here; None: all of them.
+        """
         assert can_pack(numbers, hidden, dtype)
-        name, num_experts = str(dtype).removeprefix("torch."), numbers.num_experts
+        own = range(numbers.num_experts) if own is None else own
+        name = str(dtype).removeprefix("torch.")
         self._numbers = numbers
-        self._num_experts, self._hidden, self._width = num_experts, hidden, width
+        self._num_experts, self._hidden, self._width = len(own), hidden, width  # experts that are here
         self._dtype, self._of_step = dtype, 2 if dtype == torch.bfloat16 else 1
         self._epilogue = Epilogue.SILU if clamp is None else Epilogue.CLAMPED
         self._limits = [float_argument(value) for value in clamp or (0.0, 0.0)]
@@ -63,13 +70,19 @@ class PackedExperts:
         self._make_room(name)
         self._gate_up_biases: Tensor | None = None  # float32[experts, 2, columns of whole panels]
         self._down_biases: Tensor | None = None  # float32[experts, 1, columns of whole panels]
-        self._starts = torch.zeros(num_experts, dtype=torch.int32)
-        self.counts = torch.zeros(num_experts, dtype=torch.int64)  # pairs of each expert so far, see `ExpertTally`
+        self._here = torch.full((numbers.num_experts,), -1, dtype=torch.int32)  # places of the experts
+        self._here[own.start : own.stop] = torch.arange(len(own), dtype=torch.int32)
+        self._starts = torch.zeros(numbers.num_experts, dtype=torch.int32)
+        # Pairs of each expert so far, wherever it is: see `ExpertTally`.
+        self.counts = torch.zeros(numbers.num_experts, dtype=torch.int64)
 
     def put(
         self, expert: int, gate_up: Tensor, down: Tensor, gate_up_bias: Tensor | None, down_bias: Tensor | None
     ) -> None:
-        """Packs an expert's weights: gate_up [2 * width, hidden], gate first; down [hidden, width]; their biases."""
+        """Packs an expert's weights: gate_up [2 * width, hidden], gate first; down [hidden, width]; their biases.
+
+        expert: its place among those that are here.
+        """
         for part, matrix in enumerate(gate_up.split(self._width)):
             put_panels(self._gate_ups[expert, :, part], matrix)
         whole = down if self._depth == self._width else functional.pad(down, (0, self._depth - self._width))
@@ -132,7 +145,7 @@ class PackedExperts:
         return choice
 
     def __call__(self, x: Tensor, choice: Choice, shared: Tensor | None, gate: Tensor | None) -> Tensor:
-        """Returns the weighted sum of what each token's experts make of x, [T, hidden]. The sum is rounded once.
+        """Returns the weighted sum of what each token's experts that are here make of x, [T, hidden], rounded once.
 
         shared: [T, hidden], added; its rows have room for whole panels. gate: [T, 1], whose sigmoid weighs it.
         """
@@ -172,7 +185,7 @@ class PackedExperts:
         return self._multiply(team, self._down, self._downs, self._down_biases, (fed, None, plan), num_pairs)
 
     def _sort(self, team: Team, choice: Choice, num_pairs: int) -> tuple[Tensor, Tensor, Tensor]:
-        plan = _line(team, 1 + PLAN_WORDS * self.most_blocks(num_pairs), torch.int32)
+        plan = _line(team, PLAN_HEAD + PLAN_WORDS * self.most_blocks(num_pairs), torch.int32)
         pairs, places = _line(team, num_pairs, torch.int32), _line(team, num_pairs, torch.int32)
         team.run(
             _sort_kernel(),
@@ -180,13 +193,14 @@ class PackedExperts:
             choice.chosen.data_ptr(),
             num_pairs,
             choice.top_k,
-            self._num_experts,
+            self._numbers.num_experts,
             MOST_ROWS,
             plan.data_ptr(),
             pairs.data_ptr(),
             places.data_ptr(),
             self._starts.data_ptr(),
             self.counts.data_ptr(),
+            self._here.data_ptr(),
             at_a_time=1,
         )
         return plan, pairs, places

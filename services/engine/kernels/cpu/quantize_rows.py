@@ -43,7 +43,8 @@ def make_quantize(dtype: str, *, splits: bool) -> Any:
     """Makes a kernel that quantizes rows of this dtype. An item is a row.
 
     Arguments of the kernel: x, and the elements from row to row in it; the row of x of each item, int32, or 0 where it
-    is the item's own; codes, and the bytes from row to row in them; width; the byte of a row at which its scale is.
+    is the item's own; how many rows there are, int32, of whose number the items may be more, or 0 where they are not;
+    codes, and the bytes from row to row in them; width; the byte of a row at which its scale is.
 
     splits: codes are int16, in the order of `Arithmetic.SPLIT_BYTES`; else uint8. A row of codes has room for whole
     vectors of 16; what fills the last of them is the code of 0.
@@ -51,7 +52,7 @@ def make_quantize(dtype: str, *, splits: bool) -> Any:
     element = ELEMENTS[dtype]
     load_vector, load, pointer, size = element.load_vector, element.load, element.pointer, element.size
     store, code_bytes = (store_split_bytes, 2) if splits else (store_bytes, 1)
-    arg = places("x stride rows_of_x codes codes_stride width scale_at")
+    arg = places("x stride rows_of_x num_rows codes codes_stride width scale_at")
 
     @njit(error_model="numpy")
     def rest_of(row: int, width: int, begin: int, rest: Any) -> None:
@@ -62,6 +63,8 @@ def make_quantize(dtype: str, *, splits: bool) -> Any:
 
     @njit(error_model="numpy")
     def work(a: Any, item: int, _thread: int) -> None:
+        if a[arg.num_rows] != 0 and item >= int_pointer(a[arg.num_rows])[0]:
+            return
         width = a[arg.width]
         row = int64(int_pointer(a[arg.rows_of_x])[item]) if a[arg.rows_of_x] != 0 else item
         x, codes = a[arg.x] + row * a[arg.stride] * size, a[arg.codes] + item * a[arg.codes_stride]

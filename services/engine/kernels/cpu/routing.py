@@ -1,11 +1,13 @@
 """Kernels around the products of experts: the choice of each token's experts, pairs of a token and an expert sorted by
 expert, and the weighted sum of what a token's experts made of it.
 
-    plan   int32: how many blocks of rows there are; for each its expert, its first pair and its number of pairs
+    plan   int32: how many blocks of rows there are, and how many pairs; for each block its expert, its first pair and
+           its number of pairs
     pairs  int32[tokens * top_k] in the order of experts: the token of each pair
-    places int32[tokens, top_k]: where each token's pairs are in that order
+    places int32[tokens, top_k]: where each token's pairs are in that order; -1: its expert is not here
 
-The expert of a block is data, so that a recorded step serves any choice.
+The expert of a block is data, so that a recorded step serves any choice. Only pairs whose expert is here are in the
+plan; experts count there by their places among those that are here.
 """
 
 from typing import Any
@@ -28,7 +30,8 @@ from services.engine.kernels.cpu.vectors import LANES, divide, load_floats, mult
 from services.engine.kernels.routing_numbers import Scores
 
 MOST_EXPERTS, MOST_CHOSEN = 512, 64
-PLAN_WORDS = 3  # of a block, after the first word
+PLAN_HEAD, PLAN_WORDS = 2, 3  # words before the blocks, and of each block
+PLAN_PAIRS_AT = 4  # the byte of a plan at which its number of pairs is
 _LEAST_SUM = float32(1e-20)  # keeps weights finite where all scores are 0
 _NEVER = float32(-3e38)
 
@@ -44,7 +47,7 @@ def item_of_plan(plan: int, item: int, panels: int, panels_at_once: int) -> tupl
     block = item // items
     if block >= words[0]:
         return int64(0), int64(0), int64(0), int64(0), int64(0)
-    entry = 1 + block * PLAN_WORDS
+    entry = PLAN_HEAD + block * PLAN_WORDS
     first_panel = item % items * panels_at_once
     end_panel = min(first_panel + panels_at_once, panels)
     return int64(words[entry]), int64(words[entry + 1]), int64(words[entry + 2]), first_panel, end_panel
@@ -168,15 +171,17 @@ def make_sort() -> Any:
     """Makes a kernel that sorts pairs of a token and an expert by expert, in the order of tokens. It has one item.
 
     Arguments of the kernel: chosen, int32[pairs]; pairs; top_k; experts; most rows of a block; plan; pairs' tokens;
-    pairs' places; int32[experts] for its own use; int64[experts], to which it adds the number of each expert's pairs.
+    pairs' places; int32[experts] for its own use; int64[experts], to which it adds the number of each expert's pairs;
+    int32[experts], the place of each expert among those that are here, -1 for one that is not.
     """
-    arg = places("chosen num_pairs top_k num_experts most_rows plan pairs places starts counts")
+    arg = places("chosen num_pairs top_k num_experts most_rows plan pairs places starts counts here")
 
     @njit
     def work(a: Any, _item: int, _thread: int) -> None:
         chosen, starts, plan = int_pointer(a[arg.chosen]), int_pointer(a[arg.starts]), int_pointer(a[arg.plan])
         counts, pairs, found = long_pointer(a[arg.counts]), int_pointer(a[arg.pairs]), int_pointer(a[arg.places])
         num_experts, most_rows, top_k = a[arg.num_experts], a[arg.most_rows], a[arg.top_k]
+        here = int_pointer(a[arg.here])
         for expert in range(num_experts):
             starts[expert] = 0
         for pair in range(a[arg.num_pairs]):
@@ -185,17 +190,23 @@ def make_sort() -> Any:
         for expert in range(num_experts):
             count = starts[expert]
             counts[expert] += count
+            if here[expert] < 0:
+                starts[expert] = int32(-1)
+                continue
             blocks = (count + most_rows - 1) // most_rows
             for block in range(blocks):
                 begin, end = block * count // blocks, (block + 1) * count // blocks
-                at = 1 + num_blocks * PLAN_WORDS
-                plan[at], plan[at + 1], plan[at + 2] = int32(expert), int32(first + begin), int32(end - begin)
+                at = PLAN_HEAD + num_blocks * PLAN_WORDS
+                plan[at], plan[at + 1], plan[at + 2] = here[expert], int32(first + begin), int32(end - begin)
                 num_blocks += 1
             starts[expert] = int32(first)
             first += count
-        plan[0] = int32(num_blocks)
+        plan[0], plan[1] = int32(num_blocks), int32(first)
         for pair in range(a[arg.num_pairs]):
             place = starts[chosen[pair]]
+            if place < 0:
+                found[pair] = int32(-1)
+                continue
             starts[chosen[pair]] = place + int32(1)
             pairs[place], found[pair] = int32(pair // top_k), place
 
@@ -204,9 +215,9 @@ def make_sort() -> Any:
 
 @per_item
 def make_combine(dtype: str) -> Any:
-    """Makes a kernel of the weighted sum of what each token's experts made of it, in the order of the choice, in
-    float32; with what the shared expert made of it, weighed by the sigmoid of a number if there is one. An item is a
-    token.
+    """Makes a kernel of the weighted sum of what each token's experts that are here made of it, in the order of the
+    choice, in float32; with what the shared expert made of it, weighed by the sigmoid of a number if there is one. An
+    item is a token.
 
     Arguments of the kernel: results by pairs and the elements from row to row; places; weights; top_k; target and the
     elements from row to row; width, with room in all rows for whole vectors; shared results, or 0, and the elements
@@ -237,6 +248,8 @@ def make_combine(dtype: str) -> Any:
         for at in range(0, a[arg.width] * size, LANES * size):
             total = spread(float32(0))
             for k in range(top_k):
+                if found[k] < 0:
+                    continue
                 row = a[arg.fed] + found[k] * a[arg.stride] * size
                 total = multiply_add(load_vector(row + at), spread(weights[k]), total)
             if a[arg.shared] != 0:

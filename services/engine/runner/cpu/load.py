@@ -104,7 +104,7 @@ def _name(plan: LoadPlan) -> str:
         stats = [file.path.stat() for file in weight_files(plan.engine.model)]
         files = [(each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in stats]
     shard = plan.config.sharded
-    part = None if shard is None else (shard.rank, shard.size, plan.config.stage.layers)
+    part = None if shard is None else (shard.rank, shard.size, plan.config.stage.layers, shard.expert_parallel)
     return name_of(plan.fingerprint(), dtype_name(plan.dtype), plan.engine.quantization.value, files, part)
 
 
