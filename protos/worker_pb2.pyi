@@ -262,7 +262,7 @@ class Failure(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., code: _Optional[int] = ..., detail: _Optional[str] = ..., end_reason: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "waiting_tokens", "available_blocks", "quarantined_blocks", "avoid", "bytes_moved", "gc_collections", "gc_pause_us", "draining", "computed_tokens", "not_finite", "evicted_blocks", "worst_expert_imbalance", "mean_expert_imbalance", "slowest_rank", "waited_for_slowest_rank")
+    __slots__ = ("running", "waiting", "waiting_tokens", "available_blocks", "quarantined_blocks", "avoid", "bytes_moved", "gc_collections", "gc_pause_us", "draining", "computed_tokens", "not_finite", "evicted_blocks", "worst_expert_imbalance", "mean_expert_imbalance", "worst_rank_imbalance", "mean_rank_imbalance", "slowest_rank", "waited_for_slowest_rank")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -278,6 +278,8 @@ class Load(_message.Message):
     EVICTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     WORST_EXPERT_IMBALANCE_FIELD_NUMBER: _ClassVar[int]
     MEAN_EXPERT_IMBALANCE_FIELD_NUMBER: _ClassVar[int]
+    WORST_RANK_IMBALANCE_FIELD_NUMBER: _ClassVar[int]
+    MEAN_RANK_IMBALANCE_FIELD_NUMBER: _ClassVar[int]
     SLOWEST_RANK_FIELD_NUMBER: _ClassVar[int]
     WAITED_FOR_SLOWEST_RANK_FIELD_NUMBER: _ClassVar[int]
     running: int
@@ -295,9 +297,11 @@ class Load(_message.Message):
     evicted_blocks: int
     worst_expert_imbalance: float
     mean_expert_imbalance: float
+    worst_rank_imbalance: float
+    mean_rank_imbalance: float
     slowest_rank: int
     waited_for_slowest_rank: float
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., available_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., avoid: _Optional[_Iterable[int]] = ..., bytes_moved: _Optional[int] = ..., gc_collections: _Optional[int] = ..., gc_pause_us: _Optional[int] = ..., draining: _Optional[bool] = ..., computed_tokens: _Optional[int] = ..., not_finite: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., worst_expert_imbalance: _Optional[float] = ..., mean_expert_imbalance: _Optional[float] = ..., slowest_rank: _Optional[int] = ..., waited_for_slowest_rank: _Optional[float] = ...) -> None: ...
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., available_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., avoid: _Optional[_Iterable[int]] = ..., bytes_moved: _Optional[int] = ..., gc_collections: _Optional[int] = ..., gc_pause_us: _Optional[int] = ..., draining: _Optional[bool] = ..., computed_tokens: _Optional[int] = ..., not_finite: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., worst_expert_imbalance: _Optional[float] = ..., mean_expert_imbalance: _Optional[float] = ..., worst_rank_imbalance: _Optional[float] = ..., mean_rank_imbalance: _Optional[float] = ..., slowest_rank: _Optional[int] = ..., waited_for_slowest_rank: _Optional[float] = ...) -> None: ...
 
 class BlockEvents(_message.Message):
     __slots__ = ("sequence", "snapshot", "added", "evicted")

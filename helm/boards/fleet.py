@@ -57,6 +57,8 @@ def _workers(q: Queries) -> list[Panel]:
         Panel("Busiest expert, mean of layers", [q.of_workers("baton_worker_mean_expert_imbalance")]),
         Panel("Slowest rank", [q.of_workers("baton_worker_slowest_rank")]),
         Panel("Waited for the slowest", [q.of_workers("baton_worker_waited_for_slowest_rank")], "percentunit"),
+        Panel("Rank with the busiest experts, worst layer", [q.of_workers("baton_worker_worst_rank_imbalance")]),
+        Panel("Rank with the busiest experts, mean of layers", [q.of_workers("baton_worker_mean_rank_imbalance")]),
         Panel("Drains", [q.of_workers("baton_worker_draining")]),
         Panel("Workers that do not fit, and why", [_refused(q)], shape=Shape.TABLE),
         Panel("Share of time in garbage collections", [pauses], "percentunit"),

@@ -21,6 +21,7 @@ class IdleRunner:
     token_types = False
     generates = True
     has_experts = False
+    experts_of_ranks: tuple[range, ...] = ()
 
     def __init__(
         self, num_blocks: int, step_s: float = 0.0, *, layout: KvLayout = SMALLEST, vocab_size: int = 1 << 30

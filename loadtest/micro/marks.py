@@ -57,7 +57,7 @@ class _MarkingRunner:
         self.whole_prompts = inner.whole_prompts
         self.token_types = inner.token_types
         self.generates = inner.generates
-        self.has_experts = inner.has_experts
+        self.has_experts, self.experts_of_ranks = inner.has_experts, inner.experts_of_ranks
         self._inner = inner
         self._marks = marks
 

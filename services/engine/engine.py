@@ -71,7 +71,7 @@ class Engine:
         self._decoding = TokenRows(batch, batch.slots_in(Phase.DECODE))  # of the last step that only decoded
         self.computed_tokens = 0  # by all steps, of prompts and answers
         self.num_not_finite = 0  # requests that failed because something was not finite
-        self.expert_imbalance = ExpertImbalance() if runner.has_experts else None
+        self.expert_imbalance = ExpertImbalance(runner.experts_of_ranks) if runner.has_experts else None
         self.check = SelfCheck(runner, max_model_len)  # repeated when something is not finite, if it has learned
         self._checked_until = -math.inf  # when a check that passed is too old
         self._expelled: list[Request] = []  # to be failed once the runner was checked

@@ -1,4 +1,5 @@
-"""The imbalance between the experts of a model: tokens of a layer's busiest expert over the mean of its experts.
+"""The imbalance between the experts of a model: tokens of a layer's busiest expert over the mean of its experts; and
+between ranks that have whole experts: pairs of the busiest rank over the mean of the ranks, for which the others wait.
 
 1: all experts of a layer get the same; their number over `top_k`: all tokens choose the same ones. What the busiest
 expert gets is what a step waits for where each expert is computed by itself, and where experts lie on several devices
@@ -10,6 +11,7 @@ of the pairs between two such steps.
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,8 +28,17 @@ class Imbalance:
     mean: float  # over all layers
 
 
+def pairs_of_ranks(pairs: np.ndarray, experts: Sequence[range]) -> np.ndarray:
+    """Returns the pairs of each rank, int64[layers, ranks], whose experts, some of all, got these pairs, int64[layers,
+    experts].
+    """
+    return np.stack([pairs[:, own.start : own.stop].sum(axis=1) for own in experts], axis=1)
+
+
 def imbalance_of(pairs: np.ndarray) -> Imbalance | None:
-    """Returns the imbalance of layers whose experts got these pairs, int64[layers, experts]; None: there are none."""
+    """Returns the imbalance of layers whose experts, or ranks, got these pairs, int64[layers, experts or ranks]; None:
+    there are none.
+    """
     pairs = pairs[pairs.any(axis=1)]  # the last layer gets only tokens whose successors are wanted, maybe none
     if not len(pairs):
         return None
@@ -38,8 +49,11 @@ def imbalance_of(pairs: np.ndarray) -> Imbalance | None:
 class ExpertImbalance:
     """The imbalance over the last minute. While nothing is computed, it stays what it was."""
 
-    def __init__(self) -> None:
-        self.latest: Imbalance | None = None  # None: not known so far
+    def __init__(self, experts_of_ranks: Sequence[range] = ()) -> None:
+        """experts_of_ranks: those of each rank that has whole experts; none: no rank has."""
+        self.latest: Imbalance | None = None  # between experts; None: not known so far
+        self.latest_of_ranks: Imbalance | None = None  # between ranks; None: no rank has whole experts, or not known
+        self._experts_of_ranks = experts_of_ranks
         self._asked_at = -math.inf
         self._told: deque[tuple[float, np.ndarray]] = deque()  # when, and all pairs until then
 
@@ -57,4 +71,8 @@ class ExpertImbalance:
         self._told.append((self._asked_at, pairs))
         while len(self._told) > 2 and self._told[1][0] <= self._asked_at - _WINDOW_S:
             self._told.popleft()
-        self.latest = imbalance_of(pairs - self._told[0][1]) or self.latest
+        computed = pairs - self._told[0][1]
+        self.latest = imbalance_of(computed) or self.latest
+        if self._experts_of_ranks:
+            of_ranks = imbalance_of(pairs_of_ranks(computed, self._experts_of_ranks))
+            self.latest_of_ranks = of_ranks or self.latest_of_ranks

@@ -52,6 +52,14 @@ _LOAD_GAUGES = {  # by field of Load
         "baton_worker_waited_for_slowest_rank",
         "Share of steps, in their last minute, for which the other ranks waited for the slowest.",
     ),
+    "worst_rank_imbalance": (
+        "baton_worker_worst_rank_imbalance",
+        "Pairs of the rank with the busiest experts over the mean, in the last minute, of the worst layer.",
+    ),
+    "mean_rank_imbalance": (
+        "baton_worker_mean_rank_imbalance",
+        "Pairs of the rank with the busiest experts over the mean, in the last minute, mean over the layers.",
+    ),
     "gc_collections": ("baton_worker_gc_collections", "Garbage collections since it started."),
     "gc_pause_us": ("baton_worker_gc_pause_microseconds", "How long they stopped it, in all."),
 }

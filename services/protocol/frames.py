@@ -79,6 +79,9 @@ class Load:
     # highest, and over the layers. None: no experts, or not known.
     worst_expert_imbalance: float | None = None
     mean_expert_imbalance: float | None = None
+    # The same between ranks that have whole experts: pairs of the busiest rank over the mean of the ranks.
+    worst_rank_imbalance: float | None = None
+    mean_rank_imbalance: float | None = None
     # Of a model on several ranks: the one that the others waited for in the last minute of steps, and the share of
     # these for which they did. None: one rank, or not known.
     slowest_rank: int | None = None

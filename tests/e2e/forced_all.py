@@ -1,9 +1,10 @@
 """Runs odd shapes of all families with every request handed off, one after the other, and prints a table.
 
-    python -m tests.e2e.forced_all [NAME ...] [--transport nixl] [--ranks 2:1] [--stages 2] 2> LOG
+    python -m tests.e2e.forced_all [NAME ...] [--transport nixl] [--ranks 2:1] [--stages 2] [--whole-experts decode]
+        2> LOG
 
 A name is that of a shape or a family; none: all of them. Ranks are those of each prefill and of each decode worker,
-stages those of each prefill worker.
+stages those of each prefill worker, whole experts those of the ranks of a role.
 What the stacks' processes print goes to standard error.
 """
 
@@ -21,7 +22,7 @@ from typing import TextIO
 
 from tests.e2e.forced_checks import CHECKS
 from tests.e2e.forced_shapes import SHAPES, names_of
-from tests.e2e.forced_stack import TRANSPORTS, ForcedStack, Ranks, forced_stack
+from tests.e2e.forced_stack import ROLES, TRANSPORTS, Division, ForcedStack, Ranks, forced_stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +65,21 @@ def _tell(table: TextIO, cells: Iterable[str]) -> None:
     print(f"| {' | '.join(cells)} |", file=table, flush=True)
 
 
-def _run_all(names: Iterable[str], ways: Sequence[tuple[str, Ranks, int]], table: TextIO) -> list[str]:
-    """Writes a row for each shape and way: a transport, numbers of ranks and stages. Returns problems, in words."""
+def _run_all(names: Iterable[str], ways: Sequence[tuple[str, Division]], table: TextIO) -> list[str]:
+    """Writes a row for each shape and way: a transport, and how models are divided. Returns problems, in words."""
     problems: list[str] = []
     for name in names:
-        for transport, ranks, stages in ways:
+        for transport, division in ways:
             with tempfile.TemporaryDirectory() as directory:
                 try:
-                    with forced_stack(name, transport, Path(directory), ranks=ranks, stages=stages) as forced:
+                    with forced_stack(name, transport, Path(directory), division=division) as forced:
                         results = run_checks(forced)
                 except Exception:  # a stack that does not start
                     results = {"start": Result(0.0, traceback.format_exc())}
             cells = [f"{each.took_s:.1f} s" if not each.problem else "FAILED" for each in results.values()]
-            sides = f"{ranks[0]}{f' in {stages}' if stages > 1 else ''}:{ranks[1]}"
-            _tell(table, [SHAPES[name][0], name, transport, sides, *cells])
+            _tell(table, [SHAPES[name][0], name, transport, str(division), *cells])
             problems += [
-                f"{name}, {transport}, {sides}, {check}:\n{each.problem}"
+                f"{name}, {transport}, {division}, {check}:\n{each.problem}"
                 for check, each in results.items()
                 if each.problem
             ]
@@ -98,11 +98,16 @@ def main() -> int:
     parser.add_argument("--transport", choices=TRANSPORTS, action="append", help="may come twice; none: all")
     parser.add_argument("--ranks", type=_ranks, action="append", metavar="P:D", help="may come more than once")
     parser.add_argument("--stages", type=int, action="append", metavar="S", help="may come more than once")
+    parser.add_argument("--whole-experts", choices=ROLES, action="append", default=[], help="may come twice")
     arguments = parser.parse_args()
     with os.fdopen(os.dup(1), "w") as table:
         os.dup2(2, 1)  # the processes that follow inherit it
         _tell(table, ["family", "shape", "transport", "ranks", *CHECKS])
-        ways = list(product(arguments.transport or TRANSPORTS, arguments.ranks or [(1, 1)], arguments.stages or [1]))
+        divisions = [
+            Division(ranks, stages, frozenset(arguments.whole_experts))
+            for ranks, stages in product(arguments.ranks or [(1, 1)], arguments.stages or [1])
+        ]
+        ways = list(product(arguments.transport or TRANSPORTS, divisions))
         problems = _run_all(_chosen(arguments.names), ways, table)
         print("\n".join(problems), file=table)
     return 1 if problems else 0

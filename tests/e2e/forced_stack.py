@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from tests.e2e.stack import Gateway, Stack, worker_ports
 from tests.redis_server import running_redis
 
 TRANSPORTS = ("nixl", "grpc")
+ROLES = ("prefill", "decode")
 Ranks = tuple[int, int]
 BLOCK, CHUNK = 16, 37  # tokens; of a block, and of the longest step
 NUM_BLOCKS = 24  # of each worker
@@ -62,6 +63,22 @@ class ForcedStack:
         return sum(size * blocks for size, blocks in zip(groups.sizes, [num_blocks, *seen], strict=True))
 
 
+@dataclass(frozen=True)
+class Division:
+    """How workers divide their model."""
+
+    ranks: Ranks = (1, 1)  # of each prefill worker, in each of its stages, and of each decode worker
+    stages: int = 1  # of each prefill worker
+    whole_experts: Collection[str] = ()  # the roles whose workers' ranks have whole experts
+
+    def __str__(self) -> str:
+        sides = [
+            f"{number}{' with whole experts' if role in self.whole_experts else ''}"
+            for role, number in zip(ROLES, self.ranks, strict=True)
+        ]
+        return f"{sides[0]}{f' in {self.stages}' if self.stages > 1 else ''}:{sides[1]}"
+
+
 @contextlib.contextmanager
 def forced_stack(
     name: str,
@@ -69,11 +86,10 @@ def forced_stack(
     directory: Path,
     prepare: Callable[[], None] | None = None,
     prepare_gateway: Callable[[], None] | None = None,
-    ranks: Ranks = (1, 1),
-    stages: int = 1,
+    division: Division = Division(),  # noqa: B008 -- frozen
 ) -> Iterator[ForcedStack]:
     """The stack of a shape, which ends with the context. directory: an empty one. prepare, prepare_gateway: see
-    `Stack`. ranks: of each prefill worker, in each of its stages, and of each decode worker.
+    `Stack`.
     """
     family, shape = SHAPES[name]
     model = write_model(directory / "model", family, **shape)
@@ -89,18 +105,21 @@ def forced_stack(
             kv_memory="",
             prepare=prepare,
             prepare_gateway=prepare_gateway,
-            role_options={
-                "prefill": ["--pipeline-parallel-size", str(stages), *_sizes(config, layout, ranks[0])],
-                "decode": _sizes(config, layout, ranks[1]),
-            },
+            role_options={role: _sizes(config, layout, division, role) for role in ROLES},
         )
         with stack.running():
             yield ForcedStack(name, transport, stack, config, layout)
 
 
-def _sizes(config: ModelConfig, layout: KvLayout, num_ranks: int) -> list[str]:
-    """The options for so many ranks, which stages may have each, and for their memory."""
-    return ["--tensor-parallel-size", str(num_ranks), "--kv-memory", _room(config, layout, num_ranks)]
+def _sizes(config: ModelConfig, layout: KvLayout, division: Division, role: str) -> list[str]:
+    """The options for a role's ranks, and for their memory."""
+    num_ranks = division.ranks[ROLES.index(role)]
+    options = ["--tensor-parallel-size", str(num_ranks), "--kv-memory", _room(config, layout, num_ranks)]
+    if role == "prefill":
+        options += ["--pipeline-parallel-size", str(division.stages)]
+    if role in division.whole_experts:
+        options.append("--expert-parallel")
+    return options
 
 
 def _room(config: ModelConfig, layout: KvLayout, num_ranks: int) -> str:

@@ -10,7 +10,7 @@ import pytest
 from tests.checkpoints import FAMILIES
 from tests.e2e.forced_all import run_checks
 from tests.e2e.forced_shapes import SHAPES, names_of
-from tests.e2e.forced_stack import Ranks, forced_stack
+from tests.e2e.forced_stack import Division, Ranks, forced_stack
 
 ALL_SETTINGS = [name for name in SHAPES if name.endswith("all-settings")]
 OVER_GRPC = ("llama-gqa3-all-settings", "gemma3-gqa3-24-all-settings", "deepseek-v3-odd-heads-all-settings")
@@ -38,7 +38,7 @@ UNEQUAL = [
 def test_handoffs_between_workers_of_different_numbers_of_ranks(
     name: str, transport: str, ranks: Ranks, tmp_path: Path
 ) -> None:
-    with forced_stack(name, transport, tmp_path, ranks=ranks) as forced:
+    with forced_stack(name, transport, tmp_path, division=Division(ranks)) as forced:
         results = run_checks(forced)
     assert {check: result.problem for check, result in results.items() if result.problem} == {}
 
@@ -55,7 +55,23 @@ def test_handoffs_between_workers_of_different_numbers_of_ranks(
 )
 def test_handoffs_out_of_stages(name: str, transport: str, ranks: Ranks, tmp_path: Path) -> None:
     """Two of them, with so many ranks each."""
-    with forced_stack(name, transport, tmp_path, ranks=ranks, stages=2) as forced:
+    with forced_stack(name, transport, tmp_path, division=Division(ranks, stages=2)) as forced:
+        results = run_checks(forced)
+    assert {check: result.problem for check, result in results.items() if result.problem} == {}
+
+
+WHOLE_EXPERTS = [
+    ("mixtral-gqa3-all-settings", "nixl", (2, 2), ("decode",)),
+    ("deepseek-v3-odd-heads-all-settings", "grpc", (3, 2), ("prefill", "decode")),
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "transport", "ranks", "roles"), WHOLE_EXPERTS)
+def test_handoffs_between_ranks_with_whole_experts_and_with_their_columns(
+    name: str, transport: str, ranks: Ranks, roles: tuple[str, ...], tmp_path: Path
+) -> None:
+    with forced_stack(name, transport, tmp_path, division=Division(ranks, whole_experts=roles)) as forced:
         results = run_checks(forced)
     assert {check: result.problem for check, result in results.items() if result.problem} == {}
 

@@ -8,7 +8,7 @@ import pytest
 from services.config import DeviceKind, Kernels
 from services.config.engine import EngineConfig
 from services.engine.engine import Engine
-from services.engine.expert_imbalance import ExpertImbalance, Imbalance, imbalance_of
+from services.engine.expert_imbalance import ExpertImbalance, Imbalance, imbalance_of, pairs_of_ranks
 from services.engine.runner.load import load_runner
 from services.engine.schedulers.decode import DecodeScheduler
 from tests.checkpoints import plant, write_checkpoint
@@ -45,6 +45,23 @@ def test_the_figures_are_of_the_last_minute_and_stay_while_nothing_is_computed()
     assert told(70, 0, 10) == 1.6, "10 of 50: what was computed until second 10 does not count any more"
     assert told(1000, 5, 5) == 1, "the last count before the minute is where it begins"
     assert told(1100, 0, 0) == 1
+
+
+def test_ranks_have_the_pairs_of_their_experts() -> None:
+    pairs = np.array([[5, 0, 5, 2], [0, 0, 0, 0], [0, 0, 9, 0]])
+    ranks = [range(1), range(1, 2), range(2, 4)]
+    assert pairs_of_ranks(pairs, ranks).tolist() == [[5, 0, 7], [0, 0, 0], [0, 0, 9]]
+    imbalance = ExpertImbalance(ranks)
+    for now, told in ((0, 0 * pairs), (10, pairs), (20, pairs)):
+        assert imbalance.asks(now)
+        imbalance.note(told.copy())
+    assert imbalance.latest_of_ranks == Imbalance(worst=3, mean=(7 * 3 / 12 + 3) / 2)
+    assert imbalance.latest == imbalance_of(pairs)
+    without = ExpertImbalance()
+    for now, told in ((0, 0 * pairs), (10, pairs)):
+        assert without.asks(now)
+        without.note(told)
+    assert without.latest_of_ranks is None, "no rank has whole experts"
 
 
 def latest(engine: Engine) -> Imbalance | None:

@@ -131,6 +131,8 @@ def a_frame() -> Frame:
             evicted_blocks=10,
             worst_expert_imbalance=2.5,
             mean_expert_imbalance=1.25,
+            worst_rank_imbalance=1.75,
+            mean_rank_imbalance=1.5,
             slowest_rank=0,
             waited_for_slowest_rank=0.25,
         ),

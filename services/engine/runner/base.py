@@ -336,6 +336,7 @@ class Runner(Protocol):
     token_types: bool  # the model tells tokens of a pair's second text from those of the first
     whole_prompts: bool  # every prompt is in one step, and nothing of it is kept: its tokens see all of it
     has_experts: bool  # its layers have experts, whose pairs it counts
+    experts_of_ranks: tuple[range, ...]  # the experts of each rank that has whole ones; empty: no rank has
 
     def kv_memory(self) -> BlockMemory:
         """Returns the pool, num_blocks of layout.block_bytes each, for transports: the same object each time."""

@@ -63,6 +63,7 @@ class SimulatedRunner:
         self.token_types = False
         self.generates = True
         self.has_experts = False
+        self.experts_of_ranks: tuple[range, ...] = ()
         self.vocab_size = vocab_size
         self.embedding_size = 2
         self.window = window

@@ -39,6 +39,8 @@ def describe_worker(worker: LiveWorker) -> dict[str, object]:
         "quarantined_blocks": worker.load.quarantined_blocks,
         "worst_expert_imbalance": worker.load.worst_expert_imbalance,
         "mean_expert_imbalance": worker.load.mean_expert_imbalance,
+        "worst_rank_imbalance": worker.load.worst_rank_imbalance,
+        "mean_rank_imbalance": worker.load.mean_rank_imbalance,
         "num_blocks": worker.hello.num_blocks,
         "block_size": worker.hello.block_size,
         "kv_token_bytes": worker.hello.kv_token_bytes,

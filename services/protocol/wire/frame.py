@@ -179,6 +179,8 @@ def _pack_load(load: Load) -> worker_pb2.Load:
         evicted_blocks=load.evicted_blocks,
         worst_expert_imbalance=load.worst_expert_imbalance,
         mean_expert_imbalance=load.mean_expert_imbalance,
+        worst_rank_imbalance=load.worst_rank_imbalance,
+        mean_rank_imbalance=load.mean_rank_imbalance,
         slowest_rank=load.slowest_rank,
         waited_for_slowest_rank=load.waited_for_slowest_rank,
     )
@@ -201,6 +203,8 @@ def _parse_load(packed: worker_pb2.Load) -> Load:
         evicted_blocks=packed.evicted_blocks,
         worst_expert_imbalance=packed.worst_expert_imbalance or None,
         mean_expert_imbalance=packed.mean_expert_imbalance or None,
+        worst_rank_imbalance=packed.worst_rank_imbalance or None,
+        mean_rank_imbalance=packed.mean_rank_imbalance or None,
         slowest_rank=packed.slowest_rank if packed.HasField("slowest_rank") else None,
         waited_for_slowest_rank=packed.waited_for_slowest_rank if packed.HasField("slowest_rank") else None,
     )

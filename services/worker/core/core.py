@@ -130,6 +130,7 @@ class WorkerCore:
         """Says how much there is to do here, for routers."""
         sequences, experts = self.engine.sequences, self.engine.expert_imbalance
         batch, imbalance = sequences.batch, None if experts is None else experts.latest
+        of_ranks = None if experts is None else experts.latest_of_ranks
         slowest = None if self._group is None else self._group.slowest_rank
         slices_per_block = sequences.pool.parts.slices_per_block
         return Load(
@@ -148,6 +149,8 @@ class WorkerCore:
             evicted_blocks=sequences.pool.num_evicted,
             worst_expert_imbalance=None if imbalance is None else imbalance.worst,
             mean_expert_imbalance=None if imbalance is None else imbalance.mean,
+            worst_rank_imbalance=None if of_ranks is None else of_ranks.worst,
+            mean_rank_imbalance=None if of_ranks is None else of_ranks.mean,
             slowest_rank=None if slowest is None else slowest.rank,
             waited_for_slowest_rank=None if slowest is None else slowest.waited,
         )

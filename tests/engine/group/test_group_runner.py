@@ -16,6 +16,7 @@ import pytest
 
 from services.config import Kernels, KvCacheDtype, LogFormat
 from services.config.engine import EngineConfig
+from services.engine.expert_imbalance import pairs_of_ranks
 from services.engine.kernels.ranks import RankLostError
 from services.engine.runner.base import Runner, SamplingBatch, ScoredTokens, StepInput, StepOutput, StepTokens
 from services.engine.runner.group.group_runner import GroupRunner
@@ -177,13 +178,24 @@ def test_ranks_with_whole_experts_compute_what_one_process_does(
 ) -> None:
     directory = write_checkpoint(tmp_path / "model", family)
     engine = engine_of(directory, kernels=kernels)
+    step = a_step(np.arange(40), 0)
+    step.counts_experts = True
     with loaded(engine) as one:
         expected = numbers_of(one.runner, one.vocab_size)
+        counts = run(one.runner, step).expert_pairs
+        assert one.runner.experts_of_ranks == ()
     with loaded(replace(engine, tensor_parallel_size=ranks, expert_parallel=True)) as several:
         assert several.fingerprint == one.fingerprint, "KV of both may be exchanged"
         tokens, numbers = numbers_of(several.runner, several.vocab_size)
         assert tokens == expected[0]
         assert numbers == pytest.approx(expected[1], abs=1e-4)
+        own = several.runner.experts_of_ranks
+        pairs = run(several.runner, step).expert_pairs
+        assert pairs is not None
+        assert counts is not None
+        assert pairs.tolist() == counts.tolist(), "whichever rank has an expert"
+        assert len(own) == ranks
+        assert pairs_of_ranks(pairs, own).sum() == pairs.sum() > 0
 
 
 def ranks_of(process: psutil.Process) -> list[psutil.Process]:

@@ -100,6 +100,7 @@ class TorchRunner:
         self._mask = operations.mask
         self._expert_counts = tally_experts(weights)
         self.has_experts = self._expert_counts is not None
+        self.experts_of_ranks: tuple[range, ...] = ()
         self._model = make_model(config, weights, self._attention, operations)
         self._done: deque[StepOutput] = deque()
 

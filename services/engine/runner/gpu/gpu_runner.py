@@ -127,6 +127,7 @@ class GpuRunner:
         self._num_tokens = torch.zeros(1, dtype=torch.int32, device=device.torch)  # of the step, without padding
         self._expert_counts = tally_experts(weights, self._num_tokens)
         self.has_experts = self._expert_counts is not None
+        self.experts_of_ranks: tuple[range, ...] = ()
         self._sampler = GpuSampler(device, max(limits.max_num_seqs, limits.max_num_batched_tokens))
         self._buckets = np.array(limits.buckets())
         self._recorder = device.recorder()

@@ -26,13 +26,22 @@ from services.engine.runner.group.slowest_rank import RankWaits
 class GroupRunner:
     """`Runner` of a group. `launch` runs the whole step, and raises its errors; RankLostError if a rank is lost."""
 
-    def __init__(self, own: TorchRunner, layout: KvLayout, blocks: GroupBlocks, links: GroupLinks) -> None:
-        """own: rank 0's. layout: of the whole model's blocks. blocks: these, in the pools of all ranks."""
+    def __init__(
+        self,
+        own: TorchRunner,
+        layout: KvLayout,
+        blocks: GroupBlocks,
+        links: GroupLinks,
+        experts_of_ranks: tuple[range, ...] = (),
+    ) -> None:
+        """own: rank 0's. layout: of the whole model's blocks. blocks: these, in the pools of all ranks.
+        experts_of_ranks: see `Runner.experts_of_ranks`.
+        """
         self.layout = layout
         self.num_blocks, self.spare_blocks = own.num_blocks, own.spare_blocks
         self.vocab_size, self.embedding_size, self.generates = own.vocab_size, own.embedding_size, own.generates
         self.window, self.token_types, self.whole_prompts = own.window, own.token_types, own.whole_prompts
-        self.has_experts = own.has_experts  # of stages, the last one's
+        self.has_experts, self.experts_of_ranks = own.has_experts, experts_of_ranks  # of stages, the last one's
         self._tell: Callable[[str], None] = _nobody
         self._own, self._blocks = own, blocks
         self._steps, self._ranks, self._others, self._cores = links.steps, links.ranks, links.others, links.cores

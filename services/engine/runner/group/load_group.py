@@ -11,6 +11,8 @@ import structlog
 from kvtransfer.block_memory import GroupBlocks
 from services.config import LogFormat
 from services.engine.kernels.cpu.openmp import loaded_openmp
+from services.engine.models.config import DecoderConfig
+from services.engine.models.experts_config import RankExperts
 from services.engine.runner.base import LoadedWeights
 from services.engine.runner.cpu.cores import CoreShare
 from services.engine.runner.cpu.load import load_cpu, weight_bytes
@@ -91,7 +93,8 @@ def load_group(plan: LoadPlan, share: CoreShare | None, progress: Progress, log_
         for meeting in meetings:
             meeting.end()
     links = GroupLinks(ring, ranks, processes, cores)
-    runner = GroupRunner(own.runner, plan.layout, _blocks(plan, shards, pools, num_blocks), links)
+    blocks = _blocks(plan, shards, pools, num_blocks)
+    runner = GroupRunner(own.runner, plan.layout, blocks, links, _experts(shards[: plan.engine.tensor_parallel_size]))
     atexit.register(runner.close)
     notices = dict.fromkeys((*own.notices, *(notice for answer in answers for notice in answer.notices)))
     return LoadedGroup(runner, own.kernels, _joined(own.weights, answers), tuple(notices))
@@ -140,6 +143,16 @@ def _blocks(plan: LoadPlan, shards: Sequence[LoadPlan], pools: Sequence[SharedPa
         for pool, shard in zip(pools, own, strict=False)
     ]
     return GroupBlocks(blocks, ranges)
+
+
+def _experts(shards: Sequence[LoadPlan]) -> tuple[range, ...]:
+    """Returns the experts of each rank of a stage; none where ranks share the columns of all experts."""
+    configs = [shard.config for shard in shards]
+    return tuple(
+        config.experts.own
+        for config in configs
+        if isinstance(config, DecoderConfig) and isinstance(config.experts, RankExperts)
+    )
 
 
 def _joined(own: LoadedWeights, answers: Sequence[RankAnswer]) -> LoadedWeights:
