@@ -86,7 +86,7 @@ def forced_stack(
     directory: Path,
     prepare: Callable[[], None] | None = None,
     prepare_gateway: Callable[[], None] | None = None,
-    division: Division = Division(),  # noqa: B008 -- frozen
+    division: Division = Division(),
 ) -> Iterator[ForcedStack]:
     """The stack of a shape, which ends with the context. directory: an empty one. prepare, prepare_gateway: see
     `Stack`.
