@@ -9,7 +9,7 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
-from services.engine.models.model_config import ModelConfig
+from services.engine.models.model_config import ModelConfig, described
 from services.engine.models.shapes import Shapes
 from services.engine.models.tensor_source import index_of
 from services.engine.quantization.codes import CodedMatrix
@@ -82,8 +82,8 @@ def dummy_id(config: ModelConfig, device: torch.device) -> str:
     """Returns an id in the form of `weights_id`, 32 hex digits. Kinds of devices differ in it, as in their random
     numbers.
     """
-    described = {"dummy": device.type, **config.described()}
-    return blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=16).hexdigest()
+    facts = {"dummy": device.type, **described(config)}
+    return blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _seed(name: str) -> int:

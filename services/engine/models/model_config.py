@@ -195,11 +195,11 @@ class ModelConfig:
     def shard(self, rank: int, size: int, layers: range | None = None, *, expert_parallel: bool = False) -> Self:
         """Returns the configuration of one of `size` ranks, which share the heads and the width of the MLP.
 
-        layers: of its stage, of which there is one at least; None: all.
         Each KV head is on several ranks if there are fewer than ranks. Raises ModelError where a rank would have
         nothing, and for models that do not generate.
 
-        expert_parallel: each rank has some whole experts; else each has a part of the columns of all of them.
+        layers: of its stage, of which there is one at least; None: all. expert_parallel: each rank has some whole
+        experts; else each has a part of the columns of all of them.
         """
         assert self.sharded is None, "a rank's configuration is not sharded again"
         assert 0 <= rank < size, (rank, size)
@@ -233,15 +233,6 @@ class ModelConfig:
         num_layers = self.whole.num_layers
         return StageLayers(range(num_layers) if layers is None else layers, num_layers)
 
-    def described(self) -> dict[str, object]:
-        """Returns the numbers of the whole model by their names, for digests. Every rank's are the same.
-
-        Numbers at their defaults are left out, so that a field that is new leaves the digests of other models as they
-        were.
-        """
-        defaults = {field.name: field.default for field in fields(self.whole)}
-        return {name: number for name, number in asdict(self.whole).items() if number != defaults[name]}
-
 
 def layers_of_stages(num_layers: int, num_stages: int) -> list[range]:
     """Returns the layers of each stage, the stage with the last layers first. Earlier layers' stages may have one more.
@@ -252,6 +243,16 @@ def layers_of_stages(num_layers: int, num_stages: int) -> list[range]:
         raise ModelError(f"{num_stages} stages cannot share {num_layers} layers")
     parts = [part_of(stage, num_stages, num_layers) for stage in range(num_stages)]
     return [range(num_layers - part.stop, num_layers - part.start) for part in parts]
+
+
+def described(config: ModelConfig) -> dict[str, object]:
+    """Returns the numbers of the whole model by their names, for digests. Every rank's are the same.
+
+    Numbers at their defaults are left out, so that a field that is new leaves the digests of other models as they
+    were.
+    """
+    defaults = {field.name: field.default for field in fields(config.whole)}
+    return {name: number for name, number in asdict(config.whole).items() if number != defaults[name]}
 
 
 def check_columns(number: int, size: int, words: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from services.engine.models.model_config import ModelConfig
+from services.engine.models.model_config import ModelConfig, described
 from services.protocol.model_files.base import ModelError, read_json_object
 
 SINGLE_FILE = "model.safetensors"
@@ -61,7 +61,7 @@ def weights_id(files: Iterable[WeightFile], config: ModelConfig) -> str:
     digest of the whole. Raises ModelError.
     """
     digest = blake2b(digest_size=16)
-    digest.update(json.dumps(config.described(), sort_keys=True).encode())
+    digest.update(json.dumps(described(config), sort_keys=True).encode())
     for weights in files:
         digest.update(weights.header)
         with weights.path.open("rb") as file:

@@ -7,6 +7,7 @@ import pytest
 
 from services.engine.models.architectures import parse_model_config
 from services.engine.models.config import DecoderConfig
+from services.engine.models.model_config import described
 from services.engine.models.rope_config import Llama3Scaling, Rope
 from services.protocol.model_files.base import ModelError
 from services.protocol.model_files.info import CONFIG_KEYS
@@ -124,8 +125,8 @@ def test_layers_that_look_back_differently(
 def test_fields_with_their_defaults_are_in_no_digest() -> None:
     """A version with more fields gives the weights of a model that uses none of them the same name."""
     plain, windowed = parse("Ministral"), parse("Ministral", layer_types=["full_attention", "sliding_attention"])
-    assert not {"sharded", "windows"} & plain.described().keys()
-    assert windowed.described()["windows"] == (None, 4096)
+    assert not {"sharded", "windows"} & described(plain).keys()
+    assert described(windowed)["windows"] == (None, 4096)
 
 
 def test_both_styles_of_rope_settings_mean_the_same() -> None:
@@ -145,9 +146,9 @@ def test_rope_settings_that_say_the_same_may_lie_side_by_side(beside: dict[str, 
 
 def test_numbers_that_a_model_has_not_are_in_no_digest_of_it() -> None:
     """So that the names of its blocks stay what they were before there were such numbers."""
-    assert not {"experts", "sharded"} & parse().described().keys()
-    assert parse().described()["window"] is None
-    mixture = parse_model_config(PUBLISHED["Mixtral"]).described()
+    assert not {"experts", "sharded"} & described(parse()).keys()
+    assert described(parse())["window"] is None
+    mixture = described(parse_model_config(PUBLISHED["Mixtral"]))
     assert json.loads(json.dumps(mixture))["experts"]["num_experts"] == 8
 
 
