@@ -130,6 +130,15 @@ _PARTS = {
             ("rounds", 5, "rounds, of which the median counts"),
         ),
     ),
+    "rank_experts": _Part(
+        "steps of a model with experts on ranks that have whole ones, in turns with ranks that have columns of all",
+        (
+            ("model", None, "the checkpoint, or a directory without weights, instead of a random model"),
+            ("ranks", 2, "ranks"),
+            ("context", 120, "tokens of each sequence that decodes"),
+            ("rounds", 5, "rounds, of which the median counts"),
+        ),
+    ),
     "rank_pairs": _Part(
         "KV blocks between two processes of this host, by the ranks of their workers, over NIXL and over gRPC",
         (("rounds", 11, "reads of each pair, in turns"),),

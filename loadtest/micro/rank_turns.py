@@ -40,8 +40,8 @@ def measure(model: Path, ranks: int, context: int, rounds: int) -> list[Record]:
                 runner.close()
 
 
-def runner_of(model: Path, most_tokens: int, *, ranks: int = 1, stages: int = 1) -> Runner:
-    """Loads a model, with room for so many tokens, on so many ranks in so many stages."""
+def runner_of(model: Path, most_tokens: int, *, ranks: int = 1, stages: int = 1, whole_experts: bool = False) -> Runner:
+    """Loads a model, with room for so many tokens, on so many ranks, with whole experts or not, in so many stages."""
     has_weights = not model.is_dir() or any(model.glob("*.safetensors"))
     engine = EngineConfig(
         model=model,
@@ -50,6 +50,7 @@ def runner_of(model: Path, most_tokens: int, *, ranks: int = 1, stages: int = 1)
         block_size=_BLOCK_SIZE,
         tensor_parallel_size=ranks,
         pipeline_parallel_size=stages,
+        expert_parallel=whole_experts,
     )
     runner = load_runner(engine).runner
     assert runner.num_blocks * _BLOCK_SIZE >= most_tokens, "the pool is too small"
