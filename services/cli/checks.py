@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from services.config import DeviceKind, Kernels, KvCacheDtype, ReasoningParser, ToolParser, WorkerRole
 from services.config.engine import EngineConfig
+from services.config.group import GroupSettings
 from services.config.hosts import is_loopback
 from services.config.option import Refusal
 from services.protocol.model_files.base import ModelError
@@ -57,6 +58,24 @@ def check_expert_parallel(config: "UpConfig") -> None:
         raise Refusal(
             "--expert-parallel divides experts among ranks: say how many with --tensor-parallel-size, --prefill-tp or "
             "--decode-tp"
+        )
+
+
+def check_hosts(settings: GroupSettings, engine: EngineConfig) -> None:
+    """Raises Refusal for the place of a process in a worker of several hosts that is half said, or cannot be."""
+    given = (settings.rank, settings.world_size, settings.group)
+    if all(value is None for value in given):
+        return
+    if settings.rank is None or settings.world_size is None or settings.group is None:
+        raise Refusal("--rank, --world-size and --group belong together: name all three")
+    if settings.rank >= settings.world_size:
+        raise Refusal(f"--rank {settings.rank}: ranks of --world-size {settings.world_size} are numbered from 0")
+    if engine.pipeline_parallel_size > 1:
+        raise Refusal(f"{STAGES} {engine.pipeline_parallel_size} is for ranks of one host: leave it or --group out")
+    if engine.tensor_parallel_size not in (1, settings.world_size):
+        raise Refusal(
+            f"--tensor-parallel-size {engine.tensor_parallel_size}: with --group there is one rank on each host, and "
+            f"--world-size {settings.world_size} says how many"
         )
 
 

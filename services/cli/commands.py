@@ -138,11 +138,30 @@ def _check_serving(values: Values) -> None:
 
 
 def _worker(values: Values) -> int:
-    tls_checks.check_worker(build(WorkerConfig, values | {"model": Path()}))
+    config = build(WorkerConfig, values | {"model": Path()})
+    tls_checks.check_worker(config)
+    tls_checks.check_group(config)
+    checks.check_hosts(config.hosts, config.workers.engine)
+    values |= {"tensor_parallel_size": config.hosts.world_size or values["tensor_parallel_size"]}
+    if config.hosts.is_led:
+        return _rank(values)
     host = checks.advertised_host(values["host"], values.get("advertised_host"), values.get("redis_url"))
     checks.check_stages(values["role"], values["pipeline_parallel_size"])
     path, _ = _find_engine_model(values)
     return start.run_worker(build(WorkerConfig, values | {"model": path, "advertised_host": host}))
+
+
+def _rank(values: Values) -> int:
+    """Runs a rank above 0 of a worker of several hosts."""
+    if values.get("redis_url") == os.environ.get(REDIS_URL_VARIABLE):
+        values.pop("redis_url", None)  # the environment of all workers has it
+    taken = {"redis_url": "--redis-url", "advertised_host": "--advertise-host"}
+    if values["port"] != WORKER_PORTS[values["role"]]:
+        taken["port"] = "--port"
+    if of_rank_0 := [flag for name, flag in taken.items() if name in values]:
+        raise Refusal(f"{of_rank_0[0]} is for rank 0, which is the worker to everybody else: leave it out here")
+    path, _ = _find_engine_model(values)
+    return start.run_worker(build(WorkerConfig, values | {"model": path}))
 
 
 def _find_engine_model(values: Values) -> tuple[Path, str]:

@@ -13,10 +13,14 @@ def run_gateway(config: GatewayConfig) -> int:
 
 
 def run_worker(config: WorkerConfig) -> int:
-    """Runs a worker; returns the exit code."""
+    """Runs a worker, or its rank on this host; returns the exit code."""
     from services.engine.kernels.cpu.openmp import load_openmp
 
     load_openmp()
+    if config.hosts.is_led:
+        from services.worker.rank_on_host import run_rank
+
+        return run_rank(config)
     if config.role is WorkerRole.PREFILL:
         from services.prefill.main import run
     else:

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from services.config import LogFormat
-from services.config.hosts import is_loopback
+from services.config.hosts import is_loopback, split_address
 from services.config.option import Refusal
 from services.process.configs import ProcessSettings, ServingSettings, UpConfig, WorkerConfig
 from services.process.terminal import has_colours
@@ -21,6 +21,17 @@ def check_worker(config: WorkerConfig) -> None:
     if not config.allow_plaintext:
         raise Refusal(f"--host {config.host} needs --mtls or --allow-plaintext: without TLS, {danger}")
     _warn(f"plain text at --host {config.host}: {danger}", config.process.log_format)
+
+
+def check_group(config: WorkerConfig) -> None:
+    """Raises Refusal for a group of ranks in plain text, as `check_worker` does for a worker."""
+    group = config.hosts.group
+    if group is None or config.process.mtls is not None or is_loopback(split_address(group)[0]):
+        return
+    danger = "anyone on that network can read and change what the ranks compute, or join in the place of one"
+    if not config.allow_plaintext:
+        raise Refusal(f"--group {group} needs --mtls or --allow-plaintext: without TLS, {danger}")
+    _warn(f"plain text at --group {group}: {danger}", config.process.log_format)
 
 
 def check_serving(serving: ServingSettings, process: ProcessSettings, *, makes_tls: bool = False) -> None:

@@ -36,22 +36,22 @@ def take(kind: type[T]) -> T:
     text = os.environ.pop(_VARIABLE, None)
     if text is None:
         raise Refusal(f"{FLAG} is for processes that `baton up` starts")
-    config: T = _read(kind, json.loads(text))
+    config: T = read(kind, json.loads(text))
     return config
 
 
-def _read(kind: Any, value: Any) -> Any:
-    """The configuration, or the value of a field, that JSON made this value of."""
+def read(kind: Any, value: Any) -> Any:
+    """The configuration, or the value of a field, that JSON made this value of. Raises Refusal as `take` does."""
     if get_origin(kind) is UnionType:
         inner, _ = get_args(kind)  # an optional field's: its type, and None
-        return None if value is None else _read(inner, value)
+        return None if value is None else read(inner, value)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         hints = get_type_hints(kind)
         if (odd := _odd_setting(kind, value)) is not None:
             raise Refusal(
                 f"`baton up` is of another version, which differs in the setting {odd}: end it, and start it again"
             )
-        return kind(**{name: _read(hints[name], inner) for name, inner in value.items()})
+        return kind(**{name: read(hints[name], inner) for name, inner in value.items()})
     if get_origin(kind) is tuple:
         return tuple(value)
     return kind(value) if isinstance(kind, type) and issubclass(kind, (Enum, Path)) else value

@@ -29,6 +29,7 @@ from services.config import (
     WorkerRole,
 )
 from services.config.engine import EngineConfig
+from services.config.group import GroupSettings
 from services.config.hosts import AddressError, split_address
 from services.config.option import Option, OptionError, Refusal, Variable
 from services.protocol.model_files.base import ModelError
@@ -460,6 +461,7 @@ class WorkerConfig:
             help="Where gateways and other workers reach this one, as Redis tells them. Default: --host.",
         ),
     ] = None
+    hosts: GroupSettings = field(default_factory=GroupSettings)
     workers: WorkerSettings
     process: ProcessSettings = field(default_factory=ProcessSettings)
 

@@ -60,7 +60,7 @@ async def check_name(address: str) -> None:
         check_ip(str(ip))
 
 
-def open_port(server: grpc.aio.Server, address: str, files: CertificateFiles | None) -> int:
+def open_port(server: grpc.aio.Server | grpc.Server, address: str, files: CertificateFiles | None) -> int:
     """Opens host:port for a server, and returns the port's number. Raises RuntimeError where that is not possible.
 
     files: of TLS, which asks clients for certificates where the files name authorities. None: plain text.

@@ -10,6 +10,8 @@ import structlog
 from kvtransfer.transports import ucx
 from kvtransfer.transports.base import TransportError
 from services.config import WorkerRole
+from services.config.hosts import split_address
+from services.engine.runner.group.hosts.place import HostPlace
 from services.engine.runner.load import LoadedModel, load_runner
 from services.engine.runner.memory import keep_freed_memory, populate
 from services.engine.sampling.guidance import Guidance
@@ -25,10 +27,11 @@ from services.protocol.model_files.info import model_digest
 from services.protocol.model_files.open import open_model
 from services.tls.certificate import TlsError
 from services.tls.files import CertificateFiles, CertificatePaths
+from services.tls.rank_contexts import RankTls
 from services.tls.roles import CertificateRole
 from services.worker.engine_thread import SWITCH_INTERVAL_S, no_pause
 from services.worker.loading import LoadingDisplay
-from services.worker.transports import make_transports
+from services.worker.transports import make_transports, no_transports
 from services.worker.worker import Worker, WorkerError, WorkerParts
 
 log = structlog.get_logger()
@@ -42,7 +45,7 @@ def run_worker(config: WorkerConfig, scheduler: Scheduler) -> int:
     keep_freed_memory()
     os.environ.update(ucx.settings(os.environ))  # before there are threads
     try:
-        tls = _certificate(config)  # before the model, which takes long
+        tls = certificate_of(config)  # before the model, which takes long
         parts = _load(config, scheduler, gc_watch, tls)
         worker = Worker(parts)
         exit_code = asyncio.run(_serve(worker, host_port(config.host, config.port)))
@@ -57,17 +60,28 @@ def run_worker(config: WorkerConfig, scheduler: Scheduler) -> int:
     return exit_code
 
 
-def _certificate(config: WorkerConfig) -> CertificateFiles | None:
+def certificate_of(config: WorkerConfig) -> CertificateFiles | None:
+    """Reads the certificate of a worker; None: it speaks plain text. Raises TlsError."""
     if config.process.mtls is None:
         return None
     roles = (CertificateRole.WORKER, CertificateRole(config.role.value))
     return CertificateFiles(CertificatePaths.in_directory(config.process.mtls), roles)
 
 
+def place_of(config: WorkerConfig, tls: CertificateFiles | None) -> HostPlace | None:
+    """Returns the place of this process among the ranks of a worker of several hosts; None: it has one host."""
+    hosts = config.hosts
+    if hosts.rank is None or hosts.world_size is None or hosts.group is None:
+        return None
+    host, port = split_address(hosts.group)
+    of_ranks = None if tls is None else RankTls(tls, CertificateRole(config.role.value))
+    return HostPlace(rank=hosts.rank, size=hosts.world_size, host=host, port=port, tls=of_ranks)
+
+
 def _load(config: WorkerConfig, scheduler: Scheduler, gc_watch: GcWatch, tls: CertificateFiles | None) -> WorkerParts:
     engine = config.workers.engine
     with LoadingDisplay() as display:
-        loaded = load_runner(engine, display, config.process.log_format)
+        loaded = load_runner(engine, display, config.process.log_format, place_of(config, tls))
     if config.role is WorkerRole.DECODE and not loaded.runner.generates:
         raise ModelError("this model generates nothing: it has prefill workers, and no decode workers")
     for notice in loaded.notices:
@@ -80,7 +94,7 @@ def _load(config: WorkerConfig, scheduler: Scheduler, gc_watch: GcWatch, tls: Ce
         kernels=loaded.kernels,
         weights=loaded.weights,
         scheduler=scheduler,
-        make_transports=make_transports(config.workers.transport),
+        make_transports=no_transports if loaded.hosts is not None else make_transports(config.workers.transport),
         fingerprint=loaded.fingerprint,
         eos_token_ids=loaded.eos_token_ids,
         max_model_len=loaded.max_model_len,

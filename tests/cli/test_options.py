@@ -291,6 +291,7 @@ def test_these_are_all_flags() -> None:
     tried |= {"--model", "--transport", "--prefill", "--decode", "--max-waiting", "--workers"}
     tried |= {"--tls", "--advertise-host", "--health-port", "--keys", "--start-timeout", "--prefill-tp", "--decode-tp"}
     tried |= {"--prefill-pp", "--pipeline-parallel-size"}
+    tried |= {"--rank", "--world-size", "--group"}  # tests/cli/test_group_options.py
     assert {field.flag for field in (*UP, *ALONE)} - tried == {"--revision"}  # for the hub: tests/test_hub.py
 
 

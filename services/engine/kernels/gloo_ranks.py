@@ -2,9 +2,11 @@
 and what it does is not recorded.
 """
 
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -25,17 +27,20 @@ class GlooRanks:
     is_kernel = False
     blocks: BlockSizes | None = None
 
-    def __init__(self, store: Store, name: str, rank: int, size: int, patience_s: float) -> None:
+    def __init__(
+        self, store: Store, name: str, rank: int, size: int, patience_s: float, host: str | None = None
+    ) -> None:
         """Waits until all ranks are there. store: one that all of them see. name: of the group, in the store.
 
-        patience_s: how long this and each later call waits for the other ranks. Raises RankLostError.
+        patience_s: how long this and each later call waits for the other ranks. host: the address of this host at which
+        the others reach it; None: the one that its name leads to, which may be loopback. Raises RankLostError.
         """
         self.rank, self.size = rank, size
         self._step = -1
         self._waited_s = 0.0
         self._lost: str | None = None
         self._group: ProcessGroupGloo | None = self._guarded(
-            lambda: ProcessGroupGloo(PrefixStore(name, store), rank, size, timedelta(seconds=patience_s))
+            lambda: ProcessGroupGloo(PrefixStore(name, store), rank, size, _options(patience_s, host))
         )
 
     def sum(self, x: Tensor) -> Tensor:
@@ -64,8 +69,14 @@ class GlooRanks:
         self.check()
 
     def abort(self) -> None:
-        """See `Ranks.abort`. It closes this rank's connections, which the other ranks notice."""
+        """See `Ranks.abort`. It closes this rank's connections, which the other ranks notice.
+
+        Gloo waits in that for its threads, which may wait for a host that is cut off: so it is not waited for.
+        """
         self._lost = self._lost or "a rank of this model has ended"
+        threading.Thread(target=self._release, name="end of Gloo", daemon=True).start()
+
+    def _release(self) -> None:
         self._group = None
 
     def check(self) -> None:
@@ -104,3 +115,11 @@ class GlooRanks:
         except RuntimeError as error:
             self._lost = self._lost or f"a rank of this model has ended, or is too slow: {str(error).splitlines()[0]}"
             raise RankLostError(self._lost) from error
+
+
+def _options(patience_s: float, host: str | None) -> ProcessGroupGloo._Options:
+    options = ProcessGroupGloo._Options()
+    options._timeout = timedelta(seconds=patience_s)
+    make = ProcessGroupGloo.create_default_device if host is None else partial(ProcessGroupGloo.create_device, host)
+    options._devices = [make()]
+    return options

@@ -12,6 +12,9 @@ from services.engine.runner.base import LoadedWeights, RankGroup, Runner
 from services.engine.runner.cpu.cores import CoreShare
 from services.engine.runner.cpu.load import load_cpu, weight_bytes
 from services.engine.runner.cpu.place import Place
+from services.engine.runner.group.hosts.host_ranks import HostRanks
+from services.engine.runner.group.hosts.load_hosts import load_hosts
+from services.engine.runner.group.hosts.place import HostPlace
 from services.engine.runner.group.load_group import load_group
 from services.engine.runner.load_plan import plan_load
 from services.engine.runner.progress import Progress, Untold
@@ -32,22 +35,32 @@ class LoadedModel:
     weights: LoadedWeights
     notices: tuple[str, ...]  # decisions that a person should hear of, one line each
     group: RankGroup | None = None  # of the processes that share the model; None: it is in one process
+    hosts: HostRanks | None = None  # those of them that are on other hosts; None: all are on this one
 
 
 def load_runner(
-    engine: EngineConfig, progress: Progress | None = None, log_format: LogFormat = LogFormat.TEXT
+    engine: EngineConfig,
+    progress: Progress | None = None,
+    log_format: LogFormat = LogFormat.TEXT,
+    place: HostPlace | None = None,
 ) -> LoadedModel:
     """Reads the model, chooses options that the configuration left open, and allocates the pool. Raises ModelError.
 
     progress: hears how far this is. log_format: of the processes of further ranks, which live as long as the thread
-    that calls this. Sets the threads of this process's torch when the configuration names them.
+    that calls this. place: rank 0's, where ranks are hosts; None: all are on this host. Sets the threads of this
+    process's torch when the configuration names them.
     """
     plan, progress = plan_load(engine), progress or Untold()
     runner: Runner
     ranks: RankGroup | None = None
+    hosts: HostRanks | None = None
     cores = _cores(engine, plan.device)
     if engine.num_ranks > 1:
-        group = load_group(plan, cores, progress, log_format)
+        if place is None:
+            group = load_group(plan, cores, progress, log_format)
+        else:
+            loaded_hosts = load_hosts(plan, cores, progress, place)
+            group, hosts = loaded_hosts.group, loaded_hosts.others
         runner, kernels, weights, notices = group.runner, group.kernels, group.weights, group.notices
         ranks = group.runner
     elif plan.device.type == "cpu":
@@ -72,6 +85,7 @@ def load_runner(
         weights=weights,
         notices=(*plan.notices, *notices, *_length_notices(plan.wanted_len, max_model_len, num_blocks)),
         group=ranks,
+        hosts=hosts,
     )
 
 

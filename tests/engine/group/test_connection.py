@@ -18,7 +18,7 @@ from services.tls.roles import CertificateRole
 from tests.certificates import Certificates
 
 MOST_BYTES = 1 << 20
-LIVELY_S, PATIENT_S = 0.3, 30.0
+LIVELY_S, PATIENT_S = 0.4, 30.0
 
 Ends = tuple[Connection, Connection]
 
@@ -83,6 +83,7 @@ def test_messages_of_every_size_come_whole_and_in_order_both_ways_at_once(tls: R
             assert received_by_one.result() == messages
 
 
+@pytest.mark.long
 def test_an_end_that_only_beats_is_not_lost(tls: RankTls | None) -> None:
     with ends((tls, tls), LIVELY_S) as (mine, theirs), ThreadPoolExecutor(1) as pool:
         theirs.beat()
@@ -93,10 +94,11 @@ def test_an_end_that_only_beats_is_not_lost(tls: RankTls | None) -> None:
 
 
 def test_silence_is_loss(tls: RankTls | None) -> None:
-    with ends((tls, tls), LIVELY_S) as (mine, _), pytest.raises(ConnectionLostError, match=r"nothing came for 0.3 s"):
+    with ends((tls, tls), LIVELY_S) as (mine, _), pytest.raises(ConnectionLostError, match=r"nothing came for 0.4 s"):
         mine.receive()
 
 
+@pytest.mark.long
 def test_patience_may_end_later(tls: RankTls | None) -> None:
     with ends((tls, tls)) as (mine, theirs):
         theirs.send((b"loaded",))
@@ -111,6 +113,7 @@ def fill(end: Connection) -> None:
         end.send((bytes(MOST_BYTES),))
 
 
+@pytest.mark.long
 def test_an_end_that_reads_nothing_is_lost(tls: RankTls | None) -> None:
     with ends((tls, tls), LIVELY_S) as (mine, _), pytest.raises(ConnectionLostError, match="nothing was read"):
         fill(mine)

@@ -10,17 +10,22 @@ send while another receives, which OpenSSL does not allow at one end.
 """
 
 import errno
+import itertools
 import socket
 import ssl
 import struct
 import threading
 import time
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
 
 from services.tls.certificate import words_of
 from services.tls.rank_contexts import RankTls
 
+T = TypeVar("T")
 BEAT_S = 0.2
 _LENGTH = struct.Struct("<I")
 _PIECE_BYTES = 256 * 1024  # that are read, or encrypted, at once
@@ -43,13 +48,13 @@ class _Wire(Protocol):
 class Connection:
     """One end of a connection. All methods may be called on any thread."""
 
-    def __init__(self, connected: socket.socket, wire: _Wire, most_bytes: int, patience_s: float) -> None:
+    def __init__(self, connected: socket.socket, wire: _Wire, patience: "_Patience", most_bytes: int) -> None:
         self.most_bytes = most_bytes  # of a message: a longer one that comes ends the connection
+        self._patience = patience
         self._socket, self._wire = connected, wire
         self._reading, self._writing = threading.Lock(), threading.Lock()
         self._received = bytearray()  # and not yet returned
         self._closed = threading.Event()
-        self.set_patience(patience_s)
 
     @property
     def local_host(self) -> str:
@@ -61,11 +66,11 @@ class Connection:
         """Returns True once this end was closed."""
         return self._closed.is_set()
 
-    def set_patience(self, patience_s: float) -> None:
-        """Sets after how many seconds of silence, or of an end that reads nothing, the connection is lost."""
-        self._patience_s = patience_s
-        if not self._closed.is_set():
-            self._socket.settimeout(patience_s)
+    def set_patience(self, patience_s: float | None) -> None:
+        """Sets after how many seconds of silence, or of an end that reads nothing, the connection is lost; None: it is
+        not, for who closes it himself.
+        """
+        self._patience.seconds = patience_s
 
     def beat(self) -> None:
         """Shows the other end from now on that this process lives, on a thread of its own."""
@@ -107,7 +112,7 @@ class Connection:
             try:
                 data = b"" if self._closed.is_set() else self._wire.read()
             except TimeoutError:
-                raise ConnectionLostError(f"nothing came for {self._patience_s:g} s") from None
+                raise ConnectionLostError(f"nothing came for {self._patience.seconds} s") from None
             except OSError as error:
                 raise ConnectionLostError(_words(error)) from error
             if not data:
@@ -125,7 +130,7 @@ class Connection:
                 self._wire.write(data)
             except OSError as error:
                 self._shut()  # part of the message may have gone
-                lost = f"nothing was read for {self._patience_s:g} s" if isinstance(error, TimeoutError) else None
+                lost = f"nothing was read for {self._patience.seconds} s" if isinstance(error, TimeoutError) else None
                 raise ConnectionLostError(lost or _words(error)) from error
 
     def _beat(self) -> None:
@@ -156,42 +161,64 @@ def accepted(connected: socket.socket, tls: RankTls | None, *, most_bytes: int, 
 def _over(
     connected: socket.socket, tls: RankTls | None, most_bytes: int, patience_s: float, *, is_server: bool
 ) -> Connection:
+    patience = _Patience(patience_s)
     try:
-        connected.settimeout(patience_s)
+        connected.settimeout(BEAT_S)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        wire = _Plain(connected) if tls is None else _Tls(connected, tls, patience_s, is_server=is_server)
+        plain = _Plain(connected, patience)
+        wire: _Wire = plain if tls is None else _Tls(plain, tls, patience_s, is_server=is_server)
     except OSError as error:
         connected.close()
         raise ConnectionLostError(_words(error)) from error
     except BaseException:
         connected.close()
         raise
-    return Connection(connected, wire, most_bytes, patience_s)
+    return Connection(connected, wire, patience, most_bytes)
+
+
+@dataclass(slots=True)
+class _Patience:
+    """The seconds for which an end waits, which may change while it waits. A process that was stopped does not age."""
+
+    seconds: float | None
+
+    def waited(self, count: int) -> None:
+        """Raises TimeoutError where so many waits of BEAT_S are too many."""
+        if self.seconds is not None and count * BEAT_S >= self.seconds:
+            raise TimeoutError
 
 
 class _Plain:
     """Bytes as they are."""
 
-    def __init__(self, connected: socket.socket) -> None:
-        self._socket = connected
+    def __init__(self, connected: socket.socket, patience: _Patience) -> None:
+        """connected: one whose waits are of BEAT_S."""
+        self._socket, self._patience = connected, patience
 
     def read(self) -> bytes:
         """See `_Wire.read`."""
-        return self._socket.recv(_PIECE_BYTES)
+        return self._patiently(lambda: self._socket.recv(_PIECE_BYTES))
 
     def write(self, data: bytes) -> None:
         """See `_Wire.write`. It goes on as long as the other end reads anything."""
         rest = memoryview(data)
         while rest:
-            rest = rest[self._socket.send(rest) :]
+            rest = rest[self._patiently(partial(self._socket.send, rest)) :]
+
+    def _patiently(self, act: Callable[[], T]) -> T:
+        for count in itertools.count(1):
+            with suppress(TimeoutError):
+                return act()
+            self._patience.waited(count)
+        raise AssertionError("endless")
 
 
 class _Tls:
     """Bytes in TLS."""
 
-    def __init__(self, connected: socket.socket, tls: RankTls, most_s: float, *, is_server: bool) -> None:
+    def __init__(self, plain: _Plain, tls: RankTls, most_s: float, *, is_server: bool) -> None:
         """Shakes hands, in so many seconds. Raises OSError where the other end is not trusted."""
-        self._plain = _Plain(connected)
+        self._plain = plain
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         make = tls.server_end if is_server else tls.client_end
         self._end = make(self._incoming, self._outgoing)

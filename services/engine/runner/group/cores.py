@@ -1,4 +1,5 @@
 """The threads of the ranks of a group: each has an equal part of the group's share of the cores, for all of a step.
+Where ranks are hosts, each has as many threads as the host with the fewest cores.
 
 The ranks wait for each other in every layer, and rows must be cut into the same blocks on all of them. So threads are
 not adjusted in the middle of a step, and rank 0 decides for all.
@@ -45,14 +46,16 @@ class GroupCores:
 class LeadingCores(GroupCores):
     """The threads of rank 0, which has the group's share of the cores."""
 
-    def __init__(self, openmp: Threads, share: CoreShare, num_ranks: int) -> None:
+    def __init__(self, openmp: Threads, share: CoreShare, num_ranks: int, most: int | None = None) -> None:
+        """num_ranks: of this host. most: threads of a rank at most; None: as the share says."""
         super().__init__(openmp)
-        self._share, self._num_ranks = share, num_ranks
+        self._share, self._num_ranks, self._most = share, num_ranks, most
 
     def lead(self, *, prompts: bool) -> RankThreads:
         """Starts a step of the group. Returns the threads of each rank, which the others follow."""
         self._share.begin(prompts=prompts)
         number = max(1, self._share.num_threads // self._num_ranks)
+        number = number if self._most is None else min(number, self._most)
         threads = RankThreads(number, prompts, self._share.shares_prompts())
         self.follow(threads)
         return threads

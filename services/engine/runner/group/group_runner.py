@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 
-from kvtransfer.block_memory import GroupBlocks
+from kvtransfer.block_memory import BlockMemory
 from kvtransfer.layout import KvLayout
 from services.engine.kernels.ranks import RankLostError
 from services.engine.runner.base import SlowestRank, StepInput, StepOutput
@@ -30,12 +30,12 @@ class GroupRunner:
         self,
         own: TorchRunner,
         layout: KvLayout,
-        blocks: GroupBlocks,
+        blocks: BlockMemory,
         links: GroupLinks,
         experts_of_ranks: tuple[range, ...] = (),
     ) -> None:
-        """own: rank 0's. layout: of the whole model's blocks. blocks: these, in the pools of all ranks.
-        experts_of_ranks: see `Runner.experts_of_ranks`.
+        """own: rank 0's. layout: of the whole model's blocks. blocks: these, in the pools of all ranks, or where ranks
+        are hosts, this one's part of them. experts_of_ranks: see `Runner.experts_of_ranks`.
         """
         self.layout = layout
         self.num_blocks, self.spare_blocks = own.num_blocks, own.spare_blocks
@@ -60,7 +60,7 @@ class GroupRunner:
         """See `RankGroup.slowest_rank`."""
         return self._waits.latest
 
-    def kv_memory(self) -> GroupBlocks:
+    def kv_memory(self) -> BlockMemory:
         """See `Runner.kv_memory`."""
         return self._blocks
 

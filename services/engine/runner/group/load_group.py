@@ -56,7 +56,7 @@ def load_group(plan: LoadPlan, share: CoreShare | None, progress: Progress, log_
     num_blocks = _num_blocks(plan, shards)
     try:
         pools = _pools(plan, shards, num_blocks)
-        ring = StepRing.create(len(shards) - 1, _longest_message(plan, num_blocks))
+        ring = StepRing.create(len(shards) - 1, longest_step(plan, num_blocks))
         meetings = [Meeting.create(plan) for _ in range(plan.num_stages)]
         hidden = create_hidden(plan)
     except OSError as error:
@@ -94,10 +94,10 @@ def load_group(plan: LoadPlan, share: CoreShare | None, progress: Progress, log_
             meeting.end()
     links = GroupLinks(ring, ranks, processes, cores)
     blocks = _blocks(plan, shards, pools, num_blocks)
-    runner = GroupRunner(own.runner, plan.layout, blocks, links, _experts(shards[: plan.engine.tensor_parallel_size]))
+    runner = GroupRunner(own.runner, plan.layout, blocks, links, experts_of(shards[: plan.engine.tensor_parallel_size]))
     atexit.register(runner.close)
     notices = dict.fromkeys((*own.notices, *(notice for answer in answers for notice in answer.notices)))
-    return LoadedGroup(runner, own.kernels, _joined(own.weights, answers), tuple(notices))
+    return LoadedGroup(runner, own.kernels, joined_weights(own.weights, answers), tuple(notices))
 
 
 def _num_blocks(plan: LoadPlan, shards: Sequence[LoadPlan]) -> int:
@@ -124,7 +124,8 @@ def _pools(plan: LoadPlan, shards: Sequence[LoadPlan], num_blocks: int) -> list[
     return [pools[rank % len(pools)] for rank in range(len(shards))]
 
 
-def _longest_message(plan: LoadPlan, num_blocks: int) -> int:
+def longest_step(plan: LoadPlan, num_blocks: int) -> int:
+    """Returns the bytes of the longest message of a step, at most."""
     engine, slices = plan.engine, plan.layout.num_slices
     of_row = min(-(-plan.wanted_len // engine.block_size) * slices, num_blocks) + slices
     tokens = max(engine.max_num_batched_tokens, engine.max_num_seqs)
@@ -145,7 +146,7 @@ def _blocks(plan: LoadPlan, shards: Sequence[LoadPlan], pools: Sequence[SharedPa
     return GroupBlocks(blocks, ranges)
 
 
-def _experts(shards: Sequence[LoadPlan]) -> tuple[range, ...]:
+def experts_of(shards: Sequence[LoadPlan]) -> tuple[range, ...]:
     """Returns the experts of each rank of a stage; none where ranks share the columns of all experts."""
     configs = [shard.config for shard in shards]
     return tuple(
@@ -155,7 +156,8 @@ def _experts(shards: Sequence[LoadPlan]) -> tuple[range, ...]:
     )
 
 
-def _joined(own: LoadedWeights, answers: Sequence[RankAnswer]) -> LoadedWeights:
+def joined_weights(own: LoadedWeights, answers: Sequence[RankAnswer]) -> LoadedWeights:
+    """Returns the facts about the weights of rank 0 and the others together."""
     num_bytes = own.num_bytes + sum(answer.weight_bytes for answer in answers)
     reasons = [own.not_shared, *(answer.not_shared for answer in answers)]
     return LoadedWeights(num_bytes, next((reason for reason in reasons if reason is not None), None))

@@ -64,6 +64,12 @@ def pack_end() -> tuple[bytes]:
     return (_NUMBERS.pack(Kind.END, *[0] * 11),)
 
 
+def is_end(message: bytearray) -> bool:
+    """Returns True for the message after which a rank ends."""
+    kind: int = _NUMBERS.unpack_from(message)[0]
+    return kind == Kind.END
+
+
 def unpack(message: bytearray) -> RankStep | RankCopy | None:
     """Returns what was packed; None: the end."""
     kind, number, *rest = _NUMBERS.unpack_from(message)

@@ -1,0 +1,1 @@
+"""Groups whose ranks are on several hosts, one on each."""
