@@ -2,6 +2,7 @@
 
 kind, transport, flag (3 bytes), number and worker (2 uint64), then what the kind says:
 
+    Ask.BEGIN     the name of a transport, or of a choice of them
     Ask.REACH     descriptor
     Ask.ADD       address, a zero byte, descriptor
     Ask.POST      uint32 source[n], uint32 destination[n], uint64 generations[n]
@@ -57,6 +58,7 @@ class Ask(IntEnum):
     ABANDON = 5  # likewise
     PACE = 6
     CLOSE = 7  # `number` names the question
+    BEGIN = 8  # the first message: `worker` is the worker's own id
 
 
 class Tell(IntEnum):

@@ -6,6 +6,7 @@ knows when blocks are read, by it or by others.
 
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from kvtransfer.ids import WorkerId
@@ -29,13 +30,34 @@ from kvtransfer.transports.parts import PartOffer
 _FIRST_PACE_S = 0.02
 
 
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The first message to a process with a part."""
+
+    worker: WorkerId
+    transport: str  # as the worker is configured
+
+
+def wait_for_begin(channel: MessageChannel) -> Begin | None:
+    """Waits for the first message; None: the channel is closed before it. Raises TransportError for another one."""
+    try:
+        message = PartMessage.unpack(channel.receive())
+    except ChannelLostError:
+        return None
+    except ValueError as error:
+        raise TransportError(f"the first message is {error}") from error
+    if message.kind != Ask.BEGIN:
+        raise TransportError(f"the first message is of kind {message.kind}")
+    return Begin(WorkerId(message.worker), message.body.decode())
+
+
 class PartServer:
     """Serves on the thread that calls `run`."""
 
     def __init__(self, channel: MessageChannel, transports: Mapping[str, tuple[Transport, str]]) -> None:
         """transports: by name, each with the host:port at which this process serves it, which may be empty."""
         self._channel = channel
-        self._transports = [transport for transport, _ in transports.values()]
+        self._transports = dict(enumerate(transport for transport, _ in transports.values()))  # that are not closed
         self._offers = {
             name: PartOffer(address, transport.descriptor()) for name, (transport, address) in transports.items()
         }
@@ -50,7 +72,7 @@ class PartServer:
             self._channel.send(PartMessage(Tell.HELLO, body=hello.pack()).pack())
             receiver.start()
             while self._take_messages():
-                for number, transport in enumerate(self._transports):
+                for number, transport in self._transports.items():
                     for end in transport.poll():
                         has_words = end.generations is not None
                         told = PartMessage(Tell.END, number, end.read_id, flag=has_words, body=pack_end(end))
@@ -100,6 +122,7 @@ class PartServer:
                     transport.add_worker(WorkerId(message.worker), *unpack_worker(message.body))
                 case Ask.CLOSE:
                     transport.close()
+                    del self._transports[message.transport]
         except TransportError as error:
             body, done = str(error).encode(), False
         self._channel.send(PartMessage(Tell.ANSWER, message.transport, message.number, flag=done, body=body).pack())

@@ -50,6 +50,13 @@ class PartLink:
         self._ends: dict[int, SimpleQueue[ReadEnd]] = {}
         threading.Thread(target=self._receive, name=f"part {part}", daemon=True).start()
 
+    def begin(self, worker: WorkerId, transport: str) -> None:
+        """Tells the process to make its transports, and to say hello. transport: as the worker is configured.
+
+        Raises TransportError where the process is lost.
+        """
+        self.tell(PartMessage(Ask.BEGIN, worker=worker, body=transport.encode()))
+
     def hello(self, timeout_s: float) -> PartHello:
         """Waits for the hello. Raises TransportError."""
         return self._wait(self._hello, timeout_s)

@@ -31,16 +31,19 @@ log = structlog.get_logger()
 class KvBytesServicer(kv_pb2_grpc.KvBytesServicer):
     """The producer's end: sends blocks to who knows their generations."""
 
-    def __init__(self, source: BlockSource) -> None:
-        self._source = source
+    def __init__(self, source: BlockSource | None) -> None:
+        """source: None where it is still to come, as `source`; until then nothing is read."""
+        self.source = source
         self._turns = asyncio.Semaphore(_MAX_READS_SERVED)
 
     async def Read(
         self, request: kv_pb2.ReadRequest, context: "grpc.aio.ServicerContext[kv_pb2.ReadRequest, kv_pb2.ReadPiece]"
     ) -> AsyncIterator[kv_pb2.ReadPiece]:
         """One read. Each piece waits until the connection took the one before, so one is in memory at a time."""
+        if self.source is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "this process has no blocks yet")
         try:
-            reading = self._source.open(parse_read(request))
+            reading = self.source.open(parse_read(request))
         except (ReadRefused, WireError) as error:
             log.warning("a read that no consumer asks for", error=str(error))
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no such blocks")

@@ -45,6 +45,7 @@ class RemoteReads:
         self._wanted: set[int] = set()  # open reads that somebody waits for
         self._orphans: list[ReadEnd] = []  # reads of producers that cannot be read
         self._next_look = 0.0
+        self._pace_s = 0.0
 
     def descriptors(self) -> dict[str, bytes]:
         """The descriptors of this worker's memory, by transport."""
@@ -86,6 +87,13 @@ class RemoteReads:
         self._wanted.discard(read_id)
         for transport in self._all:
             transport.abandon(read_id)
+
+    def set_pace(self, poll_s: float) -> None:
+        """Tells the transports in which intervals `poll` is called from now on, where that is new."""
+        if poll_s != self._pace_s:
+            self._pace_s = poll_s
+            for transport in self._all:
+                transport.set_pace(poll_s)
 
     def poll(self, now: float) -> list[ReadEnd]:
         """Reads that ended since the last call; also lets workers' reads of our memory progress."""

@@ -114,8 +114,10 @@ class TransferThread:
         reads.close()
 
     def _take_calls(self, reads: RemoteReads) -> bool:
+        poll_s = self._poll_interval_s(reads)
+        reads.set_pace(poll_s)
         try:
-            call = self._inbox.get(timeout=self._poll_interval_s(reads))
+            call = self._inbox.get(timeout=poll_s)
             while call is not None:
                 call(reads)
                 call = self._inbox.get_nowait()

@@ -28,6 +28,7 @@ from kvtransfer.process import ProcessIdentity
 from kvtransfer.producer import Producer
 from kvtransfer.transports.base import Memory, ReadEnd, Transport
 from kvtransfer.transports.byte_stream import BlockSource, ByteStreamTransport, Dial
+from kvtransfer.transports.parts import has_parts
 from protos import kv_pb2_grpc, worker_pb2_grpc
 from services.config import WorkerRole
 from services.engine.engine import Engine
@@ -151,7 +152,9 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[str | None] = self._loop.create_future()
         offers = self._transfer.start()
-        identity = KvIdentity(self._worker_id, self._parts.fingerprint, offers, ProcessIdentity.own())
+        # The end of this process would not tell that of the others of a worker of several.
+        process = None if any(map(has_parts, offers.values())) else ProcessIdentity.own()
+        identity = KvIdentity(self._worker_id, self._parts.fingerprint, offers, process)
         self._kv = KvStreams(self.engine, self._transfer, identity, self._channels)
         self._gateways = GatewayServicer(self.engine, self._hello(tuple(offers)), self._kv.ensure, self._asked_to_drain)
         self.engine.start()

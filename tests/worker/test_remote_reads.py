@@ -148,3 +148,15 @@ def test_nobody_waits_for_a_read_that_was_given_up(bench: Bench) -> None:
     assert bench.reads.has_wanted_reads
     bench.reads.abandon(1)
     assert not bench.reads.has_wanted_reads
+
+
+def test_transports_are_told_how_often_they_are_polled_where_that_is_new() -> None:
+    class Paced(MemoryTransport):
+        def set_pace(self, poll_s: float) -> None:
+            told.append(poll_s)
+
+    told: list[float] = []
+    reads = RemoteReads([Paced(MemoryFabric(), new_worker_id(), new_memory())])
+    for poll_s in (0.02, 0.02, 0.0005, 0.0005, 0.02):
+        reads.set_pace(poll_s)
+    assert told == [0.02, 0.0005, 0.02]
