@@ -155,11 +155,10 @@ def _rank(values: Values) -> int:
     """Runs a rank above 0 of a worker of several hosts."""
     if values.get("redis_url") == os.environ.get(REDIS_URL_VARIABLE):
         values.pop("redis_url", None)  # the environment of all workers has it
-    taken = {"redis_url": "--redis-url", "advertised_host": "--advertise-host"}
-    if values["port"] != WORKER_PORTS[values["role"]]:
-        taken["port"] = "--port"
-    if of_rank_0 := [flag for name, flag in taken.items() if name in values]:
-        raise Refusal(f"{of_rank_0[0]} is for rank 0, which is the worker to everybody else: leave it out here")
+    if "redis_url" in values:
+        raise Refusal("--redis-url is for rank 0, which is the worker to everybody else: leave it out here")
+    if "advertised_host" not in values and values["host"] in ("0.0.0.0", "::"):
+        raise Refusal(f"--host {values['host']} is no address to go to: name one with --advertise-host")
     path, _ = _find_engine_model(values)
     return start.run_worker(build(WorkerConfig, values | {"model": path}))
 

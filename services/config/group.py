@@ -28,7 +28,7 @@ class GroupSettings:
             panel=_GROUP,
             min=0,
             help="The number of this host in a worker of several. Rank 0 is the worker to everybody else; the others "
-            "join it, take its options, and have no port but --health-port.",
+            "join it, take its options, and listen at --port for reads of their KV alone.",
         ),
     ] = None
     world_size: Annotated[

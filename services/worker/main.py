@@ -9,8 +9,10 @@ import structlog
 
 from kvtransfer.transports import ucx
 from kvtransfer.transports.base import TransportError
-from services.config import WorkerRole
+from kvtransfer.transports.remote import PartLink
+from services.config import TransportName, WorkerRole
 from services.config.hosts import split_address
+from services.engine.runner.group.hosts.host_ranks import HostRanks
 from services.engine.runner.group.hosts.place import HostPlace
 from services.engine.runner.load import LoadedModel, load_runner
 from services.engine.runner.memory import keep_freed_memory, populate
@@ -31,8 +33,9 @@ from services.tls.rank_contexts import RankTls
 from services.tls.roles import CertificateRole
 from services.worker.engine_thread import SWITCH_INTERVAL_S, no_pause
 from services.worker.loading import LoadingDisplay
-from services.worker.transports import make_transports, no_transports
-from services.worker.worker import Worker, WorkerError, WorkerParts
+from services.worker.rank_parts import RankChannel
+from services.worker.transports import make_group_transports, make_transports
+from services.worker.worker import MakeTransports, Worker, WorkerError, WorkerParts
 
 log = structlog.get_logger()
 
@@ -94,7 +97,7 @@ def _load(config: WorkerConfig, scheduler: Scheduler, gc_watch: GcWatch, tls: Ce
         kernels=loaded.kernels,
         weights=loaded.weights,
         scheduler=scheduler,
-        make_transports=no_transports if loaded.hosts is not None else make_transports(config.workers.transport),
+        make_transports=_transports(config.workers.transport, loaded.hosts),
         fingerprint=loaded.fingerprint,
         eos_token_ids=loaded.eos_token_ids,
         max_model_len=loaded.max_model_len,
@@ -112,6 +115,13 @@ def _load(config: WorkerConfig, scheduler: Scheduler, gc_watch: GcWatch, tls: Ce
         tls=tls,
         health_address=None if config.health_port is None else host_port(config.host, config.health_port),
     )
+
+
+def _transports(name: TransportName, hosts: HostRanks | None) -> MakeTransports:
+    """Returns how transports are made. hosts: the ranks on other hosts; None: there are none."""
+    if hosts is None:
+        return make_transports(name)
+    return make_group_transports(name, [PartLink(rank, RankChannel(hosts.kv(rank))) for rank in hosts.ranks])
 
 
 def _guidance(files: ModelFiles, loaded: LoadedModel) -> Guidance | None:

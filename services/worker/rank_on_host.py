@@ -9,12 +9,11 @@ import os
 import signal
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 
-import grpc
 import structlog
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from kvtransfer.transports import ucx
 from services.engine.kernels.ranks import RankLostError
 from services.engine.runner.group.connection import ConnectionLostError
 from services.engine.runner.group.hosts.joining import join
@@ -25,12 +24,14 @@ from services.process.configs import WorkerConfig
 from services.process.log_writer import LogWriter
 from services.process.logs import configure_logging
 from services.process.signals import heeded, ignore_meaningless
-from services.protocol.grpc_options import SERVER_OPTIONS, host_port
+from services.protocol.grpc_options import host_port
 from services.protocol.model_files.base import ModelError
 from services.tls.certificate import TlsError
-from services.tls.grpc_ends import open_port
+from services.tls.files import CertificateFiles
 from services.worker.loading import LoadingDisplay
 from services.worker.main import certificate_of, place_of
+from services.worker.rank_parts import RankPart
+from services.worker.rank_port import RankPort
 
 log = structlog.get_logger()
 
@@ -41,12 +42,23 @@ def run_rank(config: WorkerConfig) -> int:
     joined = threading.Event()
     _heed_signals(joined, log_lines)
     keep_freed_memory()
+    os.environ.update(ucx.settings(os.environ))  # before there are threads
+
+    def on_lost(reason: str) -> None:
+        """Ends the process from within whatever it does: a sum may wait for ranks that do not come."""
+        log.error("this rank ends", reason=reason)
+        log_lines.flush()
+        os._exit(1)
+
     try:
-        health = RankHealth(config)
-        member = _join(config, joined, log_lines)
+        tls = certificate_of(config)
+        port = RankPort(config.host, config.port, tls, config.health_port)
+        member = _join(config, tls, joined, on_lost)
+        address = host_port(config.advertised_host or config.host, port.port)
+        RankPart(config.hosts.rank or 0, member.blocks, port, address).serve(member.kv, on_lost)
         gc.collect()
         gc.freeze()  # what the model and the libraries made stays
-        health.serves()
+        port.serves()
         log.info("ready", role=config.role.value, rank=config.hosts.rank)
         serve(member.rank)
     except (ModelError, TlsError, ConnectionLostError, RankLostError) as error:
@@ -58,46 +70,19 @@ def run_rank(config: WorkerConfig) -> int:
     return 0
 
 
-def _join(config: WorkerConfig, joined: threading.Event, log_lines: LogWriter) -> Member:
+def _join(
+    config: WorkerConfig, tls: CertificateFiles | None, joined: threading.Event, on_lost: Callable[[str], None]
+) -> Member:
     """Joins rank 0, and loads. Raises ModelError, TlsError, ConnectionLostError and RankLostError."""
-    place = place_of(config, certificate_of(config))
+    place = place_of(config, tls)
     assert place is not None, "only ranks of several hosts are run here"
     log.info("joining", rank=place.rank, group=place.address)
     invitation = join(place)
     plan = accept(config.workers.engine, invitation, place.rank)
     joined.set()
 
-    def on_lost(reason: str) -> None:
-        """Ends the process from within whatever it does: a sum may wait for ranks that do not come."""
-        log.error("this rank ends", reason=reason)
-        log_lines.flush()
-        os._exit(1)
-
     with LoadingDisplay() as display:
         return load_member(plan, place, invitation, on_lost, display)
-
-
-class RankHealth:
-    """The port of a rank for gRPC's health, where the configuration asks for one."""
-
-    def __init__(self, config: WorkerConfig) -> None:
-        """Opens the port. Raises ModelError where that is not possible."""
-        self._servicer = health.HealthServicer()
-        self._servicer.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
-        if config.health_port is None:
-            return
-        self._server = grpc.server(ThreadPoolExecutor(2, "health"), options=SERVER_OPTIONS)
-        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, self._server)
-        address = host_port(config.host, config.health_port)
-        try:
-            open_port(self._server, address, None)
-        except RuntimeError as error:
-            raise ModelError(f"cannot listen on {address}: is the port in use?") from error
-        self._server.start()
-
-    def serves(self) -> None:
-        """Says that the rank has loaded, as all others have or will have."""
-        self._servicer.set("", health_pb2.HealthCheckResponse.SERVING)
 
 
 def _heed_signals(joined: threading.Event, log_lines: LogWriter) -> None:

@@ -40,11 +40,6 @@ def make_transports(name: TransportName, part: int = 0) -> MakeTransports:
     return {TransportName.AUTO: every, TransportName.NIXL: nixl, TransportName.GRPC: grpc}[name]
 
 
-def no_transports(source: BlockSource, dial: Dial) -> list[Transport]:
-    """Makes none: a worker of several hosts, whose blocks lie in the memory of all of them, hands over no KV."""
-    return []
-
-
 def make_group_transports(name: TransportName, links: Sequence[PartLink]) -> MakeTransports:
     """Makes the transports of rank 0 of a worker of several hosts: those that all of its processes have.
 

@@ -164,7 +164,12 @@ class Stack:
         arguments += ["--kv-memory", self.kv_memory] if self.kv_memory else []
         own = [*self.options, *self.role_options.get(arguments[0], ()), *options]
         arguments += ["--device", "cpu", *own, *rank_options(own)]
-        self.workers[name] = BatonProcess(arguments, os.environ | self.environment, prepare or self.prepare)
+        self.workers[name] = BatonProcess(arguments, self.own_environment, prepare or self.prepare)
+
+    @property
+    def own_environment(self) -> dict[str, str]:
+        """The environment of workers."""
+        return os.environ | self.environment
 
     def heal(self) -> None:
         """Starts every worker that has ended, thaws every frozen one, and waits until all are connected."""

@@ -108,6 +108,11 @@ class HostRanks:
         if self.lost is not None:
             raise ModelError(self.lost)
 
+    @property
+    def ranks(self) -> range:
+        """Returns the numbers of the ranks on other hosts."""
+        return range(1, self._size)
+
     def kv(self, rank: int) -> Connection:
         """Returns the connection for KV to a rank, once all have loaded."""
         connection = self._started[rank - 1].kv

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from kvtransfer.block_memory import HostBlocks
 from services.engine.kernels.cpu.openmp import loaded_openmp
 from services.engine.kernels.gloo_ranks import GlooRanks
 from services.engine.kernels.ranks import RankLostError
@@ -19,6 +18,7 @@ from services.engine.runner.group.group_runner import GroupRunner
 from services.engine.runner.group.hosts.host_messages import Entry, Start, Terms
 from services.engine.runner.group.hosts.host_ranks import HostRanks
 from services.engine.runner.group.hosts.joining import settings_of
+from services.engine.runner.group.hosts.part_blocks import part_blocks
 from services.engine.runner.group.hosts.place import HostPlace
 from services.engine.runner.group.hosts.room import blocks_of, kernels_of, room_of
 from services.engine.runner.group.hosts.store import SharedStore
@@ -68,7 +68,7 @@ def load_hosts(plan: LoadPlan, share: CoreShare | None, progress: Progress, plac
     except BaseException:
         others.close()
         raise
-    blocks = HostBlocks(pool[: num_blocks * shard.layout.block_bytes].reshape(num_blocks, -1))
+    blocks = part_blocks(plan, shard, pool, num_blocks)
     experts = experts_of([plan.shard(rank) for rank in range(place.size)])
     runner = GroupRunner(own.runner, plan.layout, blocks, GroupLinks(others, ranks, others, cores), experts)
     atexit.register(runner.close)

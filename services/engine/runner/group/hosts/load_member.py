@@ -3,6 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
+from kvtransfer.block_memory import GroupBlocks
 from services.config.engine import EngineConfig
 from services.engine.kernels.cpu.openmp import loaded_openmp
 from services.engine.kernels.gloo_ranks import GlooRanks
@@ -15,6 +18,7 @@ from services.engine.runner.group.hosts.group_member import GroupMember
 from services.engine.runner.group.hosts.host_messages import Entry, Refused, Start, Terms
 from services.engine.runner.group.hosts.joining import Invitation, connect_kv, engine_of
 from services.engine.runner.group.hosts.load_hosts import GLOO_NAME, GLOO_PATIENCE_S
+from services.engine.runner.group.hosts.part_blocks import part_blocks
 from services.engine.runner.group.hosts.place import HostPlace
 from services.engine.runner.group.hosts.room import kernels_of, room_of
 from services.engine.runner.group.hosts.store import SharedStore
@@ -29,10 +33,11 @@ from services.protocol.model_files.base import ModelError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Member:
-    """A rank that has loaded, and its connection to rank 0 for KV."""
+    """A rank that has loaded, and what it needs for KV."""
 
     rank: Rank
-    kv: Connection
+    blocks: GroupBlocks  # the bytes of every block that the rank has
+    kv: Connection  # to rank 0
 
 
 def accept(own: EngineConfig, invitation: Invitation, rank: int) -> LoadPlan:
@@ -64,7 +69,10 @@ def load_member(
     kv = connect_kv(place, invitation.terms)
     try:
         ranks = _meet(store, place, member)
-        return Member(_load(plan.shard(place.rank), ranks, member, start, progress), kv)
+        shard = plan.shard(place.rank)
+        pool = _pool(shard, start)
+        rank = _load(shard, ranks, member, start, pool, progress)
+        return Member(rank, part_blocks(plan, shard, pool, start.num_blocks), kv)
     except ModelError as error:
         member.answer(RankAnswer(refused=str(error)), start.longest)
         raise
@@ -88,14 +96,19 @@ def _meet(store: SharedStore, place: HostPlace, member: GroupMember) -> GlooRank
         raise ModelError(f"the ranks do not find each other: {error}") from error
 
 
-def _load(shard: LoadPlan, ranks: GlooRanks, member: GroupMember, start: Start, progress: Progress) -> Rank:
+def _pool(shard: LoadPlan, start: Start) -> np.ndarray:
+    num_bytes = shard.pool_bytes(start.num_blocks)
+    check_fits(num_bytes, "the KV pool")
+    return SharedPages.create("baton-kv", num_bytes).array[:num_bytes]
+
+
+def _load(
+    shard: LoadPlan, ranks: GlooRanks, member: GroupMember, start: Start, pool: np.ndarray, progress: Progress
+) -> Rank:
     openmp = loaded_openmp()
     if openmp is None:
         raise ModelError("--group needs GNU's OpenMP, or one that can stand in for it")
-    pool_bytes = shard.pool_bytes(start.num_blocks)
-    check_fits(pool_bytes, "the KV pool")
     cores = GroupCores(openmp)
-    pool = SharedPages.create("baton-kv", pool_bytes).array[:pool_bytes]
     loaded = load_cpu(shard, Place(cores, ranks, pool), progress, start.num_blocks)
     answer = RankAnswer(
         weight_bytes=loaded.weights.num_bytes, not_shared=loaded.weights.not_shared, notices=loaded.notices
