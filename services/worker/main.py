@@ -109,7 +109,7 @@ def _load(config: WorkerConfig, scheduler: Scheduler, gc_watch: GcWatch, tls: Ce
         pipeline_depth=loaded.pipeline_depth,
         guidance=_guidance(open_model(engine.model), loaded),
         decode_pause_s=no_pause if loaded.cores is None else loaded.cores.decode_pause_s,
-        num_ranks=engine.tensor_parallel_size,
+        num_ranks=engine.num_ranks,
         group=loaded.group,
         drain_timeout_s=config.process.drain_timeout_s,
         tls=tls,

@@ -18,8 +18,8 @@ from services.engine.runner.base import StepTokens
 _UNIT = 32  # tokens: kernels multiply some rows at a time
 # Tokens of a piece. With fewer, weights are read more often, and kernels have fewer rows at a time; with more, stages
 # wait longer for the first piece, and for the last one. `python -m loadtest micro stages` measures it.
-LEAST, MOST = 128, 512
-_PIECES = 8  # of a step, about
+LEAST, MOST = 64, 512
+_PIECES = 16  # of a step, about
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -57,7 +57,8 @@ class Stage:
         self._hidden = torch.from_numpy(memory[border : border + rows * row_bytes]).view(dtype).view(rows, width)
         self._check = check
         self._count = 0  # of pieces that this stage has handed on
-        self.waited_s = 0.0  # for the stage before
+        # For pieces that the stage before was late with: not for a step's first one, since nobody is slow before that.
+        self.waited_s = 0.0
 
     @property
     def is_last(self) -> bool:
@@ -72,7 +73,8 @@ class Stage:
         """
         found: Tensor | None = None
         for piece in pieces_of(tokens):
-            self._wait()
+            waited_s = self._wait()
+            self.waited_s += waited_s if piece.place.start else 0.0
             of_queries = run_piece(piece.tokens, self._hidden[piece.place])
             self._count += 1
             self._sent[self.number] = self._count
@@ -82,15 +84,15 @@ class Stage:
                 found[torch.from_numpy(piece.queries)] = of_queries
         return found
 
-    def _wait(self) -> None:
-        """Waits until the stage before has handed on the next piece."""
+    def _wait(self) -> float:
+        """Waits until the stage before has handed on the next piece. Returns the seconds, 0 if it was there."""
         before, looks, began = self.number + 1, 0, time.monotonic()
         while before < self.num_stages and self._sent[before] <= self._count:
             self._check()
             looks += 1
             if looks > _LOOKS:
                 time.sleep(_LOOK_AGAIN_S)
-        self.waited_s += time.monotonic() - began
+        return time.monotonic() - began if looks else 0.0
 
 
 def memory_bytes(num_stages: int, max_tokens: int, width: int, item_bytes: int) -> int:

@@ -104,6 +104,11 @@ class TorchRunner:
         self._model = make_model(config, weights, self._attention, operations)
         self._done: deque[StepOutput] = deque()
 
+    @property
+    def waited_s(self) -> float:
+        """Returns the seconds for which this runner has waited for other stages: see `Stage`."""
+        return 0.0 if self._stage is None else self._stage.waited_s
+
     def kv_memory(self) -> HostBlocks:
         """See `Runner.kv_memory`."""
         return self._memory

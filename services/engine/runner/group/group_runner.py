@@ -100,7 +100,8 @@ class GroupRunner:
             self._ranks.end_step()
             self._steps.wait_done(self._ranks.check)
             if self._waits.add_step(time.monotonic() - began):
-                self._waits.note([self._ranks.waited_s, *self._steps.waited_s()])
+                own_s = self._ranks.waited_s + self._own.waited_s
+                self._waits.note([own_s, *self._steps.waited_s()])
         finally:
             # Whatever else went wrong in a step after a rank was lost comes of that.
             self._check()
