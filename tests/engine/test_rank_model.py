@@ -139,7 +139,7 @@ def test_ranks_with_whole_experts_compute_what_transformers_computes(
     assert_right(rows, Reference(directory))
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "shape", "size", "threads", "options"),
     [
@@ -164,7 +164,7 @@ def test_more_ranks_with_whole_experts_and_other_ways_do_too(
     assert_right(rows, Reference(directory))
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("way", [*WAYS, "mxfp4"])
 def test_ranks_with_whole_experts_multiply_codes(way: str, processes: RankProcesses, tmp_path: Path) -> None:
     """As they are stored: no share cuts them."""

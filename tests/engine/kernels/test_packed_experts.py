@@ -118,6 +118,7 @@ def test_they_compute_what_torch_computes(case: Case, dtype: torch.dtype) -> Non
     check(case, dtype)
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.hidden}-{case.rows}")
 @BOTH
 @pytest.mark.parametrize("fused", [True, False])
