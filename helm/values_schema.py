@@ -61,6 +61,9 @@ FLAGS = {
         "--device": "workers.device",
         "--dtype": "workers.dtype",
         "--tensor-parallel-size": "prefill.tensorParallelSize",
+        "--rank": "prefill.nodesPerWorker",
+        "--world-size": "prefill.nodesPerWorker",
+        "--group": "workers.groupPort",
         "--kv-memory": "prefill.kvMemory",
         "--max-model-len": "workers.maxModelLen",
         "--drain-timeout": "drainTimeoutSeconds",
@@ -139,6 +142,7 @@ DEFINITIONS: dict[str, Schema] = {
 # By the path of a value, or by its last part: what values.yaml does not show.
 RULES: dict[str, Schema] = {
     "tensorParallelSize": _POSITIVE,
+    "nodesPerWorker": _POSITIVE,
     "fullnameOverride": {"type": "string", "maxLength": 46},
     "imagePullSecrets": _ref("names"),
     "runAsUser": _POSITIVE,
@@ -165,6 +169,7 @@ RULES: dict[str, Schema] = {
     "grpcPort": _PORT,
     "adminPort": _PORT,
     "healthPort": _PORT,
+    "groupPort": _PORT,
     "gateway.host": _TEXT,
     "gateway.requestTimeoutSeconds": _POSITIVE,  # the option takes fractions
     "gateway.service.type": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},

@@ -32,12 +32,14 @@ RESOURCES: Mapping[str, tuple[str, ...]] = {
     "cert-manager.io": ("certificates", "issuers"),
     "gateway.networking.k8s.io": ("backendtlspolicies", "grpcroutes", "httproutes"),
     "keda.sh": ("scaledobjects",),
+    "leaderworkerset.x-k8s.io": ("leaderworkersets",),
     "monitoring.coreos.com": ("podmonitors", "prometheusrules", "servicemonitors"),
 }
 OPTIONAL: Mapping[str, str] = {
     "cert-manager.io": "certificates that cert-manager makes (mtls, tls)",
     "gateway.networking.k8s.io": "httpRoute and grpcRoute",
     "keda.sh": "autoscaling.kind keda",
+    "leaderworkerset.x-k8s.io": "workers of several pods (nodesPerWorker)",
     "monitoring.coreos.com": "monitoring",
 }
 _GPU = "nvidia.com/gpu"

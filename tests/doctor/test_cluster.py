@@ -11,7 +11,7 @@ from loadtest.processes import free_ports
 from services.doctor.cluster import OPTIONAL, RESOURCES, VERBS, check_cluster, check_nodes, check_version
 from services.doctor.finding import Level
 from tests.doctor.findings import levels, named
-from tests.helm.chart import CPU, EVERYTHING, ROOT, Helm
+from tests.helm.chart import CPU, EVERYTHING, GROUPS, ROOT, Helm
 from tests.helm.conftest import helm
 from tests.helm.test_chart import CUSTOM_RESOURCES
 from tests.helm.test_cluster import python
@@ -92,11 +92,11 @@ def test_a_cluster_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 
 def test_access_is_asked_to_all_that_the_chart_has(helm: Helm) -> None:
-    """Two cases have all kinds between them."""
+    """Three cases have all kinds between them."""
     plurals = {name.partition(" ")[2]: schema["plural"] for name, schema in CUSTOM_RESOURCES.items()}
     asked = {f"{group}/{resource}" for group, resources in RESOURCES.items() for resource in resources}
     rendered = set()
-    for each in [*helm.render(CPU), *helm.render(EVERYTHING)]:
+    for each in [*helm.render(CPU), *helm.render(GROUPS), *helm.render(EVERYTHING)]:
         group = each["apiVersion"].rpartition("/")[0]
         kind = each["kind"]
         regular = kind.lower().removesuffix("y") + "ies" if kind.endswith("cy") else kind.lower() + "s"

@@ -18,9 +18,9 @@ CHART = ROOT / "helm" / "baton"
 CASES = [None, *sorted(CHART.glob("ci/*-values.yaml"))]  # None: the defaults
 RELEASE = "demo"
 
-MINIMAL, LAPTOP, CPU, GPU, EXTERNAL_REDIS, MTLS, KEYS, EVERYTHING = (
+MINIMAL, LAPTOP, CPU, GPU, EXTERNAL_REDIS, MTLS, KEYS, GROUPS, EVERYTHING = (
     CHART / "ci" / f"{name}-values.yaml"
-    for name in ("minimal", "laptop", "cpu", "gpu", "external-redis", "mtls", "keys", "everything")
+    for name in ("minimal", "laptop", "cpu", "gpu", "external-redis", "mtls", "keys", "groups", "everything")
 )
 
 Manifest = dict[str, Any]
@@ -104,12 +104,13 @@ def workload(manifests: list[Manifest], component: str) -> Manifest:
 
 def workloads(manifests: list[Manifest]) -> list[Manifest]:
     """Whatever has pods."""
-    return [each for each in manifests if each["kind"] in ("Deployment", "StatefulSet", "Job", "Pod")]
+    kinds = ("Deployment", "StatefulSet", "LeaderWorkerSet", "Job", "Pod")
+    return [each for each in manifests if each["kind"] in kinds]
 
 
 def servers(manifests: list[Manifest]) -> list[Manifest]:
     """Whatever has pods that stay."""
-    return [each for each in workloads(manifests) if each["kind"] in ("Deployment", "StatefulSet")]
+    return [each for each in workloads(manifests) if each["kind"] not in ("Job", "Pod")]
 
 
 def component_of(manifest: Manifest) -> str:
@@ -117,17 +118,28 @@ def component_of(manifest: Manifest) -> str:
     return str(manifest["metadata"]["labels"]["app.kubernetes.io/component"])
 
 
+def templates_of(manifest: Manifest) -> list[Manifest]:
+    """The templates of its pods, or itself. Only workers of several pods have two, the one of the first pod first."""
+    match manifest["kind"]:
+        case "Pod":
+            return [manifest]
+        case "LeaderWorkerSet":
+            group = manifest["spec"]["leaderWorkerTemplate"]
+            return [group["leaderTemplate"], group["workerTemplate"]]
+    return [manifest["spec"]["template"]]
+
+
 def pod_of(manifest: Manifest) -> Manifest:
-    """The spec of its pods."""
-    spec: Manifest = manifest["spec"]
-    return spec if manifest["kind"] == "Pod" else spec["template"]["spec"]
+    """The spec of its pods, or of the first of each worker's."""
+    spec: Manifest = templates_of(manifest)[0]["spec"]
+    return spec
 
 
 def pod_labels(manifest: Manifest) -> dict[str, str]:
     """The labels of its pods."""
-    labelled = manifest if manifest["kind"] == "Pod" else manifest["spec"]["template"]
-    labels: dict[str, str] = labelled["metadata"]["labels"]
-    return labels
+    labels, *others = (template["metadata"]["labels"] for template in templates_of(manifest))
+    assert all(other == labels for other in others)
+    return dict(labels)
 
 
 def pods_found(manifests: list[Manifest], selector: dict[str, str]) -> list[str]:
@@ -138,9 +150,9 @@ def pods_found(manifests: list[Manifest], selector: dict[str, str]) -> list[str]
 def containers(manifests: list[Manifest]) -> Iterator[tuple[Manifest, Manifest]]:
     """Each container, and the spec of its pod."""
     for each in workloads(manifests):
-        pod = pod_of(each)
-        for container in [*pod.get("initContainers", []), *pod["containers"]]:
-            yield pod, container
+        for pod in (template["spec"] for template in templates_of(each)):
+            for container in [*pod.get("initContainers", []), *pod["containers"]]:
+                yield pod, container
 
 
 def container_of(manifests: list[Manifest], component: str) -> Manifest:

@@ -17,7 +17,14 @@ from tests.helm.chart import CASES, CHART, Helm, arguments_of
 OWN_DEFAULTS = {"gateway.host", "prefill.kvMemory", "logFormat"}
 # Values of which the option is one consequence among others; an empty one leaves the option out.
 DECIDING = {"keys.existingSecret", "keys.allowAnonymous", "tls.existingSecret", "tls.enabled", "mtls.enabled"}
-DECIDING |= {"allowPlaintext", "workers.healthPort", "model.hub.revision"}
+DECIDING |= {
+    "allowPlaintext",
+    "workers.healthPort",
+    "model.hub.revision",
+    "prefill.nodesPerWorker",
+    "workers.groupPort",
+}
+TEMPLATES = {"gateway": "gateway-deployment.yaml", "worker": "workers.yaml"}
 VALUES = [(part, flag, path) for part, flags in FLAGS.items() for flag, path in flags.items() if path not in DECIDING]
 
 each_part = pytest.mark.parametrize("part", ["gateway", "worker"])
@@ -48,7 +55,7 @@ def schema_at(path: str) -> dict[str, Any]:
 @each_part
 def test_the_templates_give_these_flags_and_no_other(part: str):
     """The flags of the model are in a template of their own."""
-    text = "".join((CHART / "templates" / name).read_text() for name in (f"{part}-deployment.yaml", "_model.tpl"))
+    text = "".join((CHART / "templates" / name).read_text() for name in (TEMPLATES[part], "_model.tpl"))
     flags = set(re.findall(r'(?:- |printf ")(--[a-z][a-z-]+)', text))
     assert flags == FLAGS[part].keys() | OF_THE_POD[part].keys()
 

@@ -9,6 +9,7 @@ ONE_NODE = ",".join(
 )
 CACHED = "model.hub.id=a/b,model.cache.size=1Gi,model.cache.accessMode=ReadWriteOnce"
 ROUTES = "httpRoute.enabled=true,grpcRoute.enabled=true,httpRoute.parentRefs[0].name=a,grpcRoute.parentRefs[0].name=a"
+GROUPS_OF_2 = "decode.nodesPerWorker=2,decode.tensorParallelSize=2"
 
 REFUSALS = [
     ("redis.enabled=false", "redis.urlSecret must name a Secret"),
@@ -32,6 +33,16 @@ REFUSALS = [
     ("workers.device=auto,prefill.gpus=8", "prefill.gpus is 8, and a worker uses one GPU"),
     ("workers.device=cuda,prefill.gpus=1", "nothing gives a GPU to the pods of decode"),
     ("workers.transport=grpc,workers.rdma.resource=rdma/ib", "workers.rdma.resource is for nixl"),
+    # workers of several pods
+    ("decode.nodesPerWorker=2", "decode.tensorParallelSize, which is 1, must be the same"),
+    (f"{GROUPS_OF_2},decode.tensorParallelSize=4", "decode.tensorParallelSize, which is 4, must be the same"),
+    (f"{GROUPS_OF_2},workers.device=auto,decode.gpus=1", "a worker on several nodes is for CPUs so far"),
+    ("prefill.exclusiveTopology=rack", "prefill.nodesPerWorker is 1"),
+    (f"{GROUPS_OF_2},decode.port=9290", "decode.port and workers.groupPort are both 9290"),
+    (
+        f"{GROUPS_OF_2},decode.extraArgs={{--rank=1}}",
+        "has --rank, which the chart gives already: by decode.nodesPerWorker",
+    ),
     # memory and CPU
     ("redis.maxMemory=400mb", "redis.maxMemory is 400mb, and redis.resources.limits.memory,.* is 384Mi"),
     ("redis.maxMemory=403000k", "redis.maxMemory is 403000k, and redis.resources.limits.memory"),

@@ -40,6 +40,7 @@ def test_every_wrong_value_is_refused_by_name(helm: Helm):
         "workers.transport=carrier-pigeon",
         "workers.device=abacus",
         "workers.maxModelLen=0",
+        "prefill.nodesPerWorker=0",
         "gateway.extraArgs=--verbose",
         "gateway.handoffThreshold=-1",
         "runAsUser=0",
@@ -85,6 +86,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "the hub through a volume": {**FROM_HUB},
     "a certificate checked by default": {"backendTlsPolicy": {"validation": None}, **FROM_HUB},
 }
+ONE_POD: dict[str, Any] = {role: {"nodesPerWorker": 1, "exclusiveTopology": ""} for role in ("prefill", "decode")}
 SWITCHES = {
     "tls.enabled": True,
     "mtls.enabled": True,
@@ -129,12 +131,19 @@ def test_every_value_reaches_what_is_rendered(helm: Helm, tmp_path: Path):
         put(values, path, choice)
     marks = mark(values, count(20001))
     rendered = ""
-    for number, variant in enumerate(VARIANTS.values()):
+    variants = [*(ONE_POD | variant for variant in VARIANTS.values()), in_groups(values)]
+    for number, variant in enumerate(variants):
         file = tmp_path / f"{number}.yaml"
         file.write_text(yaml.safe_dump(overlaid(values, variant)))
         rendered += json.dumps(helm.render(file))
     missing = [path for path, number in marks.items() if str(number) not in rendered]
     assert set(missing) == DERIVED
+
+
+def in_groups(values: dict[str, Any]) -> dict[str, Any]:
+    """A variant in which each worker has as many pods as the values say, one for each of its processes."""
+    sizes = {role: {"tensorParallelSize": values[role]["nodesPerWorker"], "gpus": 0} for role in ("prefill", "decode")}
+    return {**FROM_HUB, "workers": {"device": "cpu"}, **sizes}
 
 
 def mark(values: dict[str, Any], numbers: Iterator[int], parent: str = "") -> dict[str, int]:
@@ -264,7 +273,7 @@ def without_passwords(manifests: list[Manifest]) -> list[Manifest]:
 
 def test_the_case_of_everything_names_all_kinds_of_manifests(helm: Helm):
     """So that what is tested with it is tested with all; the other ones are those that exclude each other."""
-    others = {"PersistentVolumeClaim", "Job", "ScaledObject", "PodMonitor"}
+    others = {"PersistentVolumeClaim", "Job", "ScaledObject", "PodMonitor", "LeaderWorkerSet"}
     kinds = {
         line for file in CHART.glob("templates/*.yaml") for line in re.findall(r"^kind: (\w+)$", file.read_text(), re.M)
     }

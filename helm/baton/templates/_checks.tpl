@@ -4,6 +4,7 @@
 {{- include "baton.checkNumbers" . }}
 {{- include "baton.checkResources" . }}
 {{- include "baton.checkGpus" . }}
+{{- include "baton.checkGroups" . }}
 {{- include "baton.checkPorts" . }}
 {{- include "baton.checkService" . }}
 {{- include "baton.checkRoutes" . }}
@@ -95,6 +96,24 @@
 {{- end }}
 {{- end }}
 
+{{/* Workers that are several pods. */}}
+{{- define "baton.checkGroups" -}}
+{{- range $role := list "prefill" "decode" }}
+{{- with index $.Values $role }}
+{{- $nodes := int .nodesPerWorker }}
+{{- if and (gt $nodes 1) (ne (int .tensorParallelSize) $nodes) }}
+{{- fail (printf "%s.nodesPerWorker is %d, and a pod has one process of a worker then: %s.tensorParallelSize, which is %d, must be the same" $role $nodes $role (int .tensorParallelSize)) }}
+{{- end }}
+{{- if and (gt $nodes 1) .gpus }}
+{{- fail (printf "%s.nodesPerWorker is %d, and %s.gpus asks for GPUs: a worker on several nodes is for CPUs so far" $role $nodes $role) }}
+{{- end }}
+{{- if and .exclusiveTopology (le $nodes 1) }}
+{{- fail (printf "%s.exclusiveTopology is for workers of several pods, and %s.nodesPerWorker is 1" $role $role) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "baton.checkGpus" -}}
 {{- $device := .Values.workers.device }}
 {{- range $role := list "prefill" "decode" }}
@@ -117,12 +136,12 @@
 
 {{/* Two servers of a pod at one port. */}}
 {{- define "baton.checkPorts" -}}
-{{- $workers := dict "workers.healthPort" .Values.workers.healthPort }}
 {{- $pods := list (dict "gateway.port" .Values.gateway.port "gateway.grpcPort" .Values.gateway.grpcPort "gateway.adminPort" .Values.gateway.adminPort) }}
-{{- if .Values.mtls.enabled }}
 {{- range $role := list "prefill" "decode" }}
-{{- $pods = append $pods (merge (dict (printf "%s.port" $role) (index $.Values $role).port) $workers) }}
-{{- end }}
+{{- $ports := dict (printf "%s.port" $role) (index $.Values $role).port }}
+{{- if $.Values.mtls.enabled }}{{- $_ := set $ports "workers.healthPort" $.Values.workers.healthPort }}{{- end }}
+{{- if include "baton.inGroups" (dict "root" $ "component" $role) }}{{- $_ := set $ports "workers.groupPort" $.Values.workers.groupPort }}{{- end }}
+{{- $pods = append $pods $ports }}
 {{- end }}
 {{- range $pods }}
 {{- $taken := dict }}
