@@ -40,9 +40,9 @@ def run_rank(config: WorkerConfig) -> int:
     """Serves until rank 0 ends. Returns the exit code: 0 where rank 0 said that all is over."""
     log_lines = configure_logging(config.process.log_format)
     joined = threading.Event()
+    os.environ.update(ucx.settings(os.environ))  # before there are threads
     _heed_signals(joined, log_lines)
     keep_freed_memory()
-    os.environ.update(ucx.settings(os.environ))  # before there are threads
 
     def on_lost(reason: str) -> None:
         """Ends the process from within whatever it does: a sum may wait for ranks that do not come."""

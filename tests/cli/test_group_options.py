@@ -58,9 +58,8 @@ def test_a_worker_of_one_host_has_none(model: str, configs: list[WorkerConfig]) 
         (("--group=127.0.0.1:7700",), "--rank, --world-size and --group belong together: name all three"),
         (("--rank=3", *HERE), "--rank 3: ranks of --world-size 3 are numbered from 0"),
         (("--rank=0", *HERE, "--tensor-parallel-size=2"), "--tensor-parallel-size 2: with --group there is one rank"),
-        (("--rank=1", *HERE, "--port=9300"), "--port is for rank 0"),
         (("--rank=1", *HERE, "--redis-url=redis://r"), "--redis-url is for rank 0"),
-        (("--rank=1", *HERE, "--advertise-host=10.0.0.2"), "--advertise-host is for rank 0"),
+        (("--rank=1", *HERE, "--host=0.0.0.0", "--allow-plaintext"), "--host 0.0.0.0 is no address to go to"),
         (AFAR, "--group 10.0.0.1:7700 needs --mtls or --allow-plaintext"),
     ],
 )
@@ -70,6 +69,11 @@ def test_what_cannot_be_is_refused_in_words(
     with pytest.raises(Refusal, match=f"^{why}"):
         baton("decode", model, *options)
     assert not configs
+
+
+def test_a_rank_has_a_port_of_its_own(model: str, configs: list[WorkerConfig]) -> None:
+    baton("decode", model, "--rank=1", *HERE, "--port=9300", "--host=127.0.0.1", "--advertise-host=10.0.0.2")
+    assert (configs[0].port, configs[0].advertised_host) == (9300, "10.0.0.2")
 
 
 def test_stages_are_of_one_host(model: str, configs: list[WorkerConfig]) -> None:

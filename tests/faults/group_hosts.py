@@ -14,7 +14,13 @@ from pathlib import Path
 from loadtest.processes import free_ports
 from tests.e2e.forked import BatonProcess
 from tests.e2e.stack import Gateway, Stack, worker_ports
-from tests.faults.namespace import lay_bridge, linked_network, pose_as_another_host, private_network
+from tests.faults.namespace import (
+    lay_bridge,
+    linked_network,
+    pose_as_another_host,
+    private_network,
+    see_own_devices,
+)
 
 FIRST, SECOND = "10.78.0.1", "10.78.0.2"
 
@@ -80,8 +86,9 @@ def group_hosts(model: Path, directory: Path, transport: str, *groups: str) -> I
             ports,
             ["--transport", transport],
             None,
-            environment={"UCX_NET_DEVICES": "all"},  # else NIXL goes to no other host without RDMA
-            first=first,
+            # Else NIXL goes to no other host without RDMA, and UCX takes no bridge.
+            environment={"UCX_NET_DEVICES": "all", "UCX_TCP_BRIDGE_ENABLE": "y"},
+            first=partial(_enter_first, first),
             second=partial(_enter_as_another_host, second, boot_id),
             groups=dict(zip(named, free_ports(len(named)), strict=True)),
         )
@@ -90,6 +97,12 @@ def group_hosts(model: Path, directory: Path, transport: str, *groups: str) -> I
         yield stack
 
 
+def _enter_first(enter: Callable[[], None]) -> None:
+    enter()
+    see_own_devices()
+
+
 def _enter_as_another_host(enter: Callable[[], None], boot_id: Path) -> None:
     enter()
+    see_own_devices()
     pose_as_another_host(boot_id)

@@ -80,6 +80,15 @@ def pose_as_another_host(boot_id: Path) -> None:
         _mount(None, _RDMA, 0, "tmpfs")
 
 
+def see_own_devices() -> None:
+    """Shows this process, which has one thread yet, and those that it starts the devices of its network in /sys, where
+    UCX looks for them: otherwise these are the devices of the network in which /sys was mounted.
+    """
+    _unshare(_CLONE_NEWNS)
+    _mount(None, "/", _MS_REC | _MS_PRIVATE)
+    _mount(None, "/sys", 0, "sysfs")
+
+
 def num_sent(name: str) -> int:
     """Counts the bytes that went from this network's bridge to the link of that name."""
     for line in Path("/proc/thread-self/net/dev").read_text().splitlines()[2:]:

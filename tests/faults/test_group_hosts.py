@@ -16,15 +16,19 @@ pytestmark = [needs(NAMESPACES), pytest.mark.long]
 NUM_TOKENS = 16
 
 
+def complete(stack: GroupHosts, prompt: list[int]) -> str:
+    """The text of an answer."""
+    answer = stack.gateway.client.completions.create(prompt=prompt, max_tokens=NUM_TOKENS, **GREEDY)
+    return str(answer.choices[0].text).rstrip("\ufffd")
+
+
 def check_answers(stack: GroupHosts, seeds: "count[int]") -> None:
-    """Prompts at borders of blocks, handed off; then one of them again, which prefill has cached."""
+    """Prompts at borders of blocks, handed off; and each again, which prefill has cached."""
     for length in (15, 16, 17, 100, 440):
         prompt = clear_prompt(stack.model, next(seeds), length, NUM_TOKENS)
         expected = text_of(stack.model, generate(stack.model, prompt, NUM_TOKENS).tokens)
-        ask = partial(stack.gateway.client.completions.create, prompt=prompt, max_tokens=NUM_TOKENS, **GREEDY)
         for _ in range(2):
-            answer = until_handed_off(stack.gateway, 1, ask)
-            assert answer.choices[0].text.rstrip("\ufffd") == expected
+            assert until_handed_off(stack.gateway, 1, partial(complete, stack, prompt)) == expected
 
 
 @pytest.mark.parametrize("transport", ["nixl", "grpc"])

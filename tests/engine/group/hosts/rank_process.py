@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from loadtest.processes import free_ports
 from services.engine.runner.group.hosts.place import HostPlace
 
 _ROOT = Path(__file__).parents[4]
@@ -56,7 +57,8 @@ def rank_on_host(
     enter: Callable[[], None] | None = None,
 ) -> Iterator[RankOnHost]:
     """Starts a rank of a group. enter: takes its process into the network of its host."""
-    where = ["--rank", f"{rank}", "--world-size", f"{place.size}", "--group", place.address, "--model", str(model)]
+    where = ["--port", f"{free_ports(1)[0]}"]  # hosts of a test are one host
+    where += ["--rank", f"{rank}", "--world-size", f"{place.size}", "--group", place.address, "--model", str(model)]
     process = RankOnHost([*where, *options], log, enter)
     try:
         yield process
