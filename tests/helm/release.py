@@ -18,6 +18,7 @@ PORTS = (
     "prefill.port",
     "decode.port",
     "workers.healthPort",
+    "workers.groupPort",
     "redis.port",
 )
 
@@ -28,6 +29,7 @@ class Release:
 
     node: Node
     pods: dict[str, Container]
+    others: list[Container]  # those of decode's worker beside its first one
 
     def test(self) -> int | None:
         """Runs the helm test, which sends a chat; returns its exit code."""
@@ -41,17 +43,21 @@ class Release:
 
 
 @contextlib.contextmanager
-def running(node: Node) -> Iterator[Release]:
-    """Starts the pods and waits until each probe passes."""
+def running(node: Node, decode_pods: int = 1) -> Iterator[Release]:
+    """Starts the pods and waits until each probe passes. decode_pods: of decode's one worker."""
     with contextlib.ExitStack() as stack:
         pods: dict[str, Container] = {}
         for name in COMPONENTS:
             pods[name] = Container(node, name)
             stack.callback(pods[name].process.kill)
-        for name, pod in pods.items():
+        others = []
+        for rank in range(1, decode_pods):
+            others.append(Container(node, "decode", rank))
+            stack.callback(others[-1].process.kill)
+        for name, pod in [*pods.items(), *(("decode's others", pod) for pod in others)]:
             for probe in pod.probes:
                 wait_until(partial(pod.passes, probe), 600, f"the {probe} of {name}")
-        yield Release(node, pods)
+        yield Release(node, pods, others)
 
 
 def choose_ports() -> dict[str, int]:

@@ -46,6 +46,32 @@ def test_what_is_rendered_serves_a_request_and_ends_when_told(helm: Helm, tmp_pa
         assert release.end() == [(name, 0) for name in reversed(COMPONENTS)]
 
 
+@pytest.mark.long
+def test_a_worker_of_two_pods_serves_and_ends_as_one(helm: Helm, tmp_path: Path):
+    """Kubernetes tells all pods of a group to end at the same time."""
+    model = write_model(tmp_path / "tiny", "llama")
+    prompt = clear_prompt(model, 5, 100, NUM_TOKENS)
+    expected = text_of(model, generate(model, prompt, NUM_TOKENS).tokens)
+    ports = choose_ports()
+    groups = {"decode__nodesPerWorker": 2, "decode__tensorParallelSize": 2}
+    node = Node(helm.render(None, *settings(model, ports, **groups)), tmp_path / "node")
+    url, key = f"http://{SERVICE_IP}:{ports['gateway.port']}/v1", node.secret(SECRET, KEY)
+    with running(node, decode_pods=2) as release:
+        with openai.OpenAI(base_url=url, api_key=key, max_retries=0) as client:
+            for _ in range(6):
+                answer = client.completions.create(prompt=prompt, max_tokens=NUM_TOKENS, **GREEDY)
+                assert answer.choices[0].text.rstrip("\ufffd") == expected
+                if num_handed_off(f"http://{SERVICE_IP}:{ports['gateway.adminPort']}"):
+                    break
+                time.sleep(2)
+        assert num_handed_off(f"http://{SERVICE_IP}:{ports['gateway.adminPort']}")
+        (other,) = release.others
+        other.process.terminate()
+        assert other.passes("readinessProbe"), "it goes on until the first one has drained"
+        assert release.pods["decode"].end() == 0
+        assert other.process.wait(30) == 0
+
+
 def num_handed_off(admin_url: str, tls: ssl.SSLContext | None = None) -> float:
     with urllib.request.urlopen(f"{admin_url}/metrics", timeout=60, context=tls) as answer:
         families = text_string_to_metric_families(answer.read().decode())

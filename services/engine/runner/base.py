@@ -368,3 +368,6 @@ class RankGroup(Protocol):
 
     def when_lost(self, tell: Callable[[str], None]) -> None:
         """Sets who is told of the loss of a rank, in words, on a thread of its own: the group is over then."""
+
+    def close(self) -> None:
+        """Ends the other processes, once there are no more steps. A second call changes nothing."""

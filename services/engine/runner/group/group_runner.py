@@ -45,7 +45,7 @@ class GroupRunner:
         self._tell: Callable[[str], None] = _nobody
         self._own, self._blocks = own, blocks
         self._steps, self._ranks, self._others, self._cores = links.steps, links.ranks, links.others, links.cores
-        self._numbers = count(1)
+        self._numbers, self._closed = count(1), False
         self._waits = RankWaits()
         links.others.watch(self._on_lost)
 
@@ -85,7 +85,10 @@ class GroupRunner:
         return self._own.collect()
 
     def close(self) -> None:
-        """Ends the other ranks."""
+        """See `RankGroup.close`."""
+        if self._closed:
+            return
+        self._closed = True
         with suppress(RankLostError):  # one that is lost has ended
             self._steps.send(pack_end())
         self._others.close()
