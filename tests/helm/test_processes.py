@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from protos import inference_pb2, inference_pb2_grpc
 from tests.e2e.conftest import clear_prompt, generate, write_model
+from tests.e2e.forked import BatonProcess
 from tests.e2e.test_pair import GREEDY, text_of
 from tests.helm.chart import Helm
 from tests.helm.kubelet import SERVICE_IP, Node
@@ -66,6 +67,7 @@ def test_a_worker_of_two_pods_serves_and_ends_as_one(helm: Helm, tmp_path: Path)
                 time.sleep(2)
         assert num_handed_off(f"http://{SERVICE_IP}:{ports['gateway.adminPort']}")
         (other,) = release.others
+        assert isinstance(other.process, BatonProcess)
         other.process.terminate()
         assert other.passes("readinessProbe"), "it goes on until the first one has drained"
         assert release.pods["decode"].end() == 0

@@ -198,10 +198,11 @@ def test_ranks_with_whole_experts_compute_what_one_process_does(
         pairs = run(several.runner, step).expert_pairs
         assert pairs is not None
         assert counts is not None
-        if stages == 1:
-            assert pairs.tolist() == counts.tolist(), "whichever rank has an expert"
-        else:  # one process leaves tokens out of its last layer, which no piece is long enough for
+        if stages == 1 or kernels is Kernels.TORCH:
+            assert pairs.tolist() == counts[-len(pairs) :].tolist(), "whichever rank has an expert"
+        else:  # one process leaves tokens out of its last layer; pieces are too short for that to pay with kernels
             assert [layer.sum() for layer in pairs] == [counts[0].sum()]
+        assert len(pairs) * stages == len(counts)
         assert len(own) == ranks
         assert pairs_of_ranks(pairs, own).sum() == pairs.sum() > 0
 
