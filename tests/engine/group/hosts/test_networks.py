@@ -1,5 +1,6 @@
 """A worker of two hosts, which are networks with a link: it serves, and ends where the link loses all packets."""
 
+import shutil
 import signal
 import subprocess
 import time
@@ -16,7 +17,7 @@ from services.tls.roles import CertificateRole
 from tests.certificates import Certificates
 from tests.engine.group.hosts.rank_process import RankOnHost, rank_on_host
 from tests.faults.namespace import lay_bridge, linked_network, num_sent, private_network
-from tests.machine import NAMESPACES, needs
+from tests.machine import NAMESPACES, miss, needs
 
 pytestmark = [needs(NAMESPACES), pytest.mark.long]
 
@@ -40,6 +41,8 @@ class Link:
 
 @pytest.fixture
 def link() -> Iterator[Link]:
+    if shutil.which("nft") is None:
+        miss("nft is not installed: apt install nftables")
     with private_network():
         lay_bridge(f"{FIRST}/24")
         with linked_network(LINK, f"{SECOND}/24") as second:
