@@ -70,6 +70,8 @@ def check_hosts(settings: GroupSettings, engine: EngineConfig) -> None:
         raise Refusal("--rank, --world-size and --group belong together: name all three")
     if settings.rank >= settings.world_size:
         raise Refusal(f"--rank {settings.rank}: ranks of --world-size {settings.world_size} are numbered from 0")
+    if engine.device is DeviceKind.CUDA:
+        raise Refusal("--group is for the CPU so far: the device is a GPU")
     if engine.pipeline_parallel_size > 1:
         raise Refusal(f"{STAGES} {engine.pipeline_parallel_size} is for ranks of one host: leave it or --group out")
     if engine.tensor_parallel_size not in (1, settings.world_size):

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 
 _RANKS = "--tensor-parallel-size"
 _STAGES = "for prefill workers: `baton up --prefill-pp N`, `baton prefill --pipeline-parallel-size N`"
+_HOSTS = (
+    "each machine starts workers of its own, which meet in Redis; a worker of several machines: "
+    "`--world-size N --rank N --group HOST:PORT`"
+)
 _MORE_WORKERS = "more workers: `baton up --prefill N --decode N`, or further `baton prefill` and `baton decode`"
 _ALWAYS = "needless: always on"
 _OWN_TOKENIZER = "needless: the tokenizer is the model's own"
@@ -91,8 +95,8 @@ OPTIONS: tuple[Foreign, ...] = (
     _foreign("--dp --dp-size", "SGLang", _MORE_WORKERS),
     _foreign("-ep --enable-expert-parallel", "vLLM", "--expert-parallel"),
     _foreign("--ep --ep-size", "SGLang, TensorRT-LLM", _EXPERTS),
-    _foreign("--nnodes --node-rank", "vLLM, SGLang", "each machine starts workers of its own, which meet in Redis"),
-    _foreign("--dist-init-addr", "SGLang", "each machine starts workers of its own, which meet in Redis"),
+    _foreign("--nnodes --node-rank", "vLLM, SGLang", _HOSTS),
+    _foreign("--dist-init-addr", "SGLang", _HOSTS),
     _foreign("--cpu-offload-gb", "vLLM, SGLang", "not there yet: weights in host memory beside a GPU"),
     _foreign("--swap-space --kv-offloading-size", "vLLM", _TIERS),
     _foreign("--enable-hierarchical-cache", "SGLang", _TIERS),

@@ -2,10 +2,8 @@
 
 import numpy as np
 import pytest
-import torch
 
 from services.engine.runner.base import SamplingBatch, StepInput, StepTokens
-from services.engine.runner.cpu.stage import Stage, memory_bytes
 from services.engine.runner.pieces import LEAST, MOST, pieces_of
 
 
@@ -70,23 +68,3 @@ def test_a_step_that_decodes_is_one_piece() -> None:
     (piece,) = pieces_of(step)
     assert seen(piece.tokens) == seen(step)
     assert np.array_equal(piece.tokens.queries[np.argsort(piece.queries)], step.queries)
-
-
-def test_a_stage_counts_waits_for_the_stage_before_but_for_a_steps_first_piece() -> None:
-    """For that one it waits however fast all are."""
-    memory = np.zeros(memory_bytes(2, 4 * LEAST, 8, 4), dtype=np.uint8)
-    first = Stage(memory, 1, 2, 8, torch.float32, lambda: None)
-
-    def hand_on() -> None:
-        first.run(a_step([1], [0]), done)
-
-    last = Stage(memory, 0, 2, 8, torch.float32, hand_on)
-
-    def done(tokens: StepTokens, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden[torch.from_numpy(tokens.queries)]
-
-    last.run(a_step([5], [0]), done)
-    assert last.waited_s == 0
-    last.run(a_step([3 * LEAST], [0]), done)  # of three pieces
-    assert last.waited_s > 0
-    assert first.waited_s == 0

@@ -35,6 +35,7 @@ def test_pods_of_a_group_differ_in_their_place_alone(helm: Helm, role: str):
         container["args"] = [each for each in container["args"] if not each.startswith(of_place)]
         assert f"--world-size={NODES[role]}" in container["args"]
         assert f"--tensor-parallel-size={NODES[role]}" in container["args"]
+        assert f"--kv-memory={4 * NODES[role]}GiB" in container["args"], "of all pods together"
         assert {"name": "group", "containerPort": 9300} in container["ports"]
     assert first == other
     assert places == [

@@ -43,6 +43,7 @@ REFUSALS = [
         f"{GROUPS_OF_2},decode.extraArgs={{--rank=1}}",
         "has --rank, which the chart gives already: by decode.nodesPerWorker",
     ),
+    (f"{GROUPS_OF_2},decode.kvMemory=32GiB", "of 2 pods together. is 32GiB, and decode.resources.limits.memory"),
     # memory and CPU
     ("redis.maxMemory=400mb", "redis.maxMemory is 400mb, and redis.resources.limits.memory,.* is 384Mi"),
     ("redis.maxMemory=403000k", "redis.maxMemory is 403000k, and redis.resources.limits.memory"),
@@ -132,6 +133,7 @@ def test_what_cannot_work_is_refused_in_words(helm: Helm, settings: str, words: 
         "redis.resources.requests.memory=0.3Gi",
         "decode.resources.limits.memory=1Ei",
         "decode.kvMemory=15.5GiB",
+        f"{GROUPS_OF_2},decode.kvMemory=31GiB",
         "autoscaling.gateway.minReplicas=9",  # nobody scales
         "mtls.enabled=false,workers.healthPort=9200",
         "networkPolicy.monitoring=null,monitoring.monitor=pod,networkPolicy.enabled=false",

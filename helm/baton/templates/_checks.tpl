@@ -84,13 +84,16 @@
 {{- end }}
 {{- end }}
 {{- $taken := "" }}
+{{- $pods := 1 }}
 {{- if eq $path "redis" }}
 {{- $taken = $values.maxMemory }}
 {{- else if and (has $path (list "prefill" "decode")) (not (include "baton.onGpu" (dict "root" $ "component" $path))) }}
 {{- $taken = include "baton.kvMemory" (dict "root" $ "component" $path) }}
+{{- $pods = include "baton.nodes" (dict "root" $ "component" $path) | int }}
 {{- end }}
-{{- if and $taken $limits.memory (ge (include "baton.amount" $taken | float64) (include "baton.amount" $limits.memory | float64)) }}
+{{- if and $taken $limits.memory (ge (divf (include "baton.amount" $taken | float64) $pods) (include "baton.amount" $limits.memory | float64)) }}
 {{- $what := ternary "redis.maxMemory" (printf "%s.kvMemory" $path) (eq $path "redis") }}
+{{- if gt $pods 1 }}{{- $what = printf "%s (of %d pods together)" $what $pods }}{{- end }}
 {{- fail (printf "%s is %s, and %s.resources.limits.memory, which must have room for it and more, is %v" $what $taken $path $limits.memory) }}
 {{- end }}
 {{- end }}

@@ -57,8 +57,6 @@ class Stage:
         self._hidden = torch.from_numpy(memory[border : border + rows * row_bytes]).view(dtype).view(rows, width)
         self._check = check
         self._count = 0  # of pieces that this stage has handed on
-        # For pieces that the stage before was late with: not for a step's first one, since nobody is slow before that.
-        self.waited_s = 0.0
 
     @property
     def is_last(self) -> bool:
@@ -73,8 +71,7 @@ class Stage:
         """
         found: Tensor | None = None
         for piece in pieces_of(tokens):
-            waited_s = self._wait()
-            self.waited_s += waited_s if piece.place.start else 0.0
+            self._wait()
             of_queries = run_piece(piece.tokens, self._hidden[piece.place])
             self._count += 1
             self._sent[self.number] = self._count
@@ -84,15 +81,14 @@ class Stage:
                 found[torch.from_numpy(piece.queries)] = of_queries
         return found
 
-    def _wait(self) -> float:
-        """Waits until the stage before has handed on the next piece. Returns the seconds, 0 if it was there."""
-        before, looks, began = self.number + 1, 0, time.monotonic()
+    def _wait(self) -> None:
+        """Waits until the stage before has handed on the next piece."""
+        before, looks = self.number + 1, 0
         while before < self.num_stages and self._sent[before] <= self._count:
             self._check()
             looks += 1
             if looks > _LOOKS:
                 time.sleep(_LOOK_AGAIN_S)
-        return time.monotonic() - began if looks else 0.0
 
 
 def memory_bytes(num_stages: int, max_tokens: int, width: int, item_bytes: int) -> int:

@@ -64,7 +64,7 @@ class TorchRunner:
         Where ranks share the model, `config` and `weights` are this one's; it connects the weights with the others.
         """
         place.connect(config, weights)
-        self._stage = place.stage
+        self._stage, self.in_stages = place.stage, place.stage is not None
         kv = kv or StoredKv(kv_layout(config, block_size, weights.dtype))
         self.layout = kv.layout
         self.num_blocks = num_blocks
@@ -103,11 +103,6 @@ class TorchRunner:
         self.experts_of_ranks: tuple[range, ...] = ()
         self._model = make_model(config, weights, self._attention, operations)
         self._done: deque[StepOutput] = deque()
-
-    @property
-    def waited_s(self) -> float:
-        """Returns the seconds for which this runner has waited for other stages: see `Stage`."""
-        return 0.0 if self._stage is None else self._stage.waited_s
 
     def kv_memory(self) -> HostBlocks:
         """See `Runner.kv_memory`."""

@@ -46,7 +46,7 @@ class GroupRunner:
         self._own, self._blocks = own, blocks
         self._steps, self._ranks, self._others, self._cores = links.steps, links.ranks, links.others, links.cores
         self._numbers, self._closed = count(1), False
-        self._waits = RankWaits()
+        self._waits = None if own.in_stages else RankWaits()
         links.others.watch(self._on_lost)
 
     def when_lost(self, tell: Callable[[str], None]) -> None:
@@ -58,7 +58,7 @@ class GroupRunner:
     @property
     def slowest_rank(self) -> SlowestRank | None:
         """See `RankGroup.slowest_rank`."""
-        return self._waits.latest
+        return None if self._waits is None else self._waits.latest
 
     def kv_memory(self) -> BlockMemory:
         """See `Runner.kv_memory`."""
@@ -102,9 +102,8 @@ class GroupRunner:
             yield
             self._ranks.end_step()
             self._steps.wait_done(self._ranks.check)
-            if self._waits.add_step(time.monotonic() - began):
-                own_s = self._ranks.waited_s + self._own.waited_s
-                self._waits.note([own_s, *self._steps.waited_s()])
+            if self._waits is not None and self._waits.add_step(time.monotonic() - began):
+                self._waits.note([self._ranks.waited_s, *self._steps.waited_s()])
         finally:
             # Whatever else went wrong in a step after a rank was lost comes of that.
             self._check()

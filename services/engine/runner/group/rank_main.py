@@ -31,7 +31,7 @@ def serve(rank: "Rank") -> None:
             case RankCopy():
                 rank.runner.copy_block(message.source, message.destination)
         rank.ranks.end_step()
-        rank.steps.done(rank.ranks.waited_s + rank.runner.waited_s)
+        rank.steps.done(rank.ranks.waited_s)
 
 
 def main() -> int:

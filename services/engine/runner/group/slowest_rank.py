@@ -1,8 +1,8 @@
 """The slowest rank of a group: the one that the others wait for.
 
 Ranks of one size do the same work between two sums, and whoever is done first waits for the others. So the rank that
-waits least is the slowest: one whose host is busy, or hot, or slower, or that has a head more than the others. A stage
-waits for the stage before it, from the second piece of a step on: the last stage that does not wait is the slowest.
+waits least is the slowest: one whose host is busy, or hot, or slower, or that has a head more than the others. Of
+stages nobody is named: none of them waits for the last one, and all wait for the first piece, however fast they are.
 """
 
 from collections import deque

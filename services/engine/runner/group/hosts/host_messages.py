@@ -10,7 +10,7 @@
               ◀────────── STEP                 again and again
     DONE      ────────────────────────────────────────────▶
 
-A second connection of the rank, for KV, has HELLO and START alone.
+A second connection of the rank, for KV, has HELLO, and then messages of KV.
 """
 
 import base64
