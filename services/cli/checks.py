@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from services.config import DeviceKind, Kernels, KvCacheDtype, ReasoningParser, ToolParser, WorkerRole
 from services.config.engine import EngineConfig
 from services.config.group import GroupSettings
-from services.config.hosts import is_loopback
+from services.config.hosts import is_loopback, split_address
 from services.config.option import Refusal
 from services.protocol.model_files.base import ModelError
 
@@ -78,6 +78,20 @@ def check_hosts(settings: GroupSettings, engine: EngineConfig) -> None:
         raise Refusal(
             f"--tensor-parallel-size {engine.tensor_parallel_size}: with --group there is one rank on each host, and "
             f"--world-size {settings.world_size} says how many"
+        )
+
+
+def check_reach(settings: GroupSettings, role: WorkerRole, address: str) -> None:
+    """Raises Refusal for a rank above 0 of a prefill worker whose KV no other host could read over gRPC.
+
+    address: where other workers are told to reach it.
+    """
+    if role is not WorkerRole.PREFILL or not settings.is_led or settings.group is None or not is_loopback(address):
+        return
+    if not is_loopback(split_address(settings.group)[0]):
+        raise Refusal(
+            f"--rank {settings.rank} would have decode workers read its KV at {address}, which no other host reaches: "
+            f"name an address of this host with --host or --advertise-host, as --group {settings.group} is not loopback"
         )
 
 

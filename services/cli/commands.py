@@ -159,6 +159,8 @@ def _rank(values: Values) -> int:
         raise Refusal("--redis-url is for rank 0, which is the worker to everybody else: leave it out here")
     if "advertised_host" not in values and values["host"] in ("0.0.0.0", "::"):
         raise Refusal(f"--host {values['host']} is no address to go to: name one with --advertise-host")
+    config = build(WorkerConfig, values | {"model": Path()})
+    checks.check_reach(config.hosts, config.role, config.advertised_host or config.host)
     path, _ = _find_engine_model(values)
     return start.run_worker(build(WorkerConfig, values | {"model": path}))
 

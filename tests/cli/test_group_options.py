@@ -71,6 +71,25 @@ def test_what_cannot_be_is_refused_in_words(
     assert not configs
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+@pytest.mark.parametrize("flag", ["--host", "--advertise-host"])
+def test_a_rank_whose_kv_no_other_host_could_read_is_refused(
+    model: str, configs: list[WorkerConfig], flag: str, host: str
+) -> None:
+    reached = ("--allow-plaintext", "--host=10.0.0.2", f"{flag}={host}")
+    with pytest.raises(Refusal, match=f"^--rank 1 would have decode workers read its KV at {host}, which no other"):
+        baton("prefill", model, *AFAR, *reached)
+    assert not configs
+    baton("decode", model, *AFAR, *reached)  # whose KV nobody reads
+    baton("prefill", model, *AFAR, *reached, "--advertise-host=10.0.0.2")
+    assert len(configs) == 2
+
+
+def test_rank_0_may_be_for_its_own_host_alone(model: str, configs: list[WorkerConfig]) -> None:
+    baton("prefill", model, "--rank=0", *AFAR[1:], "--allow-plaintext", "--host=127.0.0.1")
+    assert configs[0].host == "127.0.0.1"
+
+
 def test_a_rank_has_a_port_of_its_own(model: str, configs: list[WorkerConfig]) -> None:
     baton("decode", model, "--rank=1", *HERE, "--port=9300", "--host=127.0.0.1", "--advertise-host=10.0.0.2")
     assert (configs[0].port, configs[0].advertised_host) == (9300, "10.0.0.2")
