@@ -20,6 +20,9 @@ blocks, which part 0 of the producer has. The words go into a scratch buffer of 
 never used again.
 
 NIXL has no timeout. A read ends when NIXL says so, or when its producer, whose process is seen to be gone, is removed.
+
+An agent that goes while NIXL works on its reads may take its process down (SIGSEGV). So a transport that is not closed
+stays until the process ends, whoever drops it.
 """
 
 import os
@@ -39,6 +42,8 @@ from kvtransfer.transports.nixl_descriptor import NixlDescriptor
 from kvtransfer.transports.nixl_lists import PAGE_WORDS, MemoryPlace, block_rows, entries, page_rows
 from kvtransfer.transports.one_sided import DevicePool, Here
 from kvtransfer.transports.parts import parts_of
+
+_not_closed: "set[NixlTransport]" = set()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,6 +133,7 @@ class NixlTransport:
                 whereabouts=self._here.whereabouts,
                 agent_metadata=self._agent.metadata(),
             ).pack()
+        _not_closed.add(self)
 
     def descriptor(self) -> bytes:
         """Returns agent metadata and addresses: some 700 bytes, 32 more for each region. It is a key to the pool."""
@@ -246,6 +252,7 @@ class NixlTransport:
             for registration in self._registrations:
                 self._agent.deregister(registration)
         del self._agent
+        _not_closed.remove(self)
 
     def _advance(self, open_read: _OpenRead) -> None:
         """Takes a read as far as it gets without waiting."""
