@@ -109,9 +109,12 @@ class PartHello:
     @classmethod
     def unpack(cls, body: bytes) -> "PartHello":
         """Reads what `pack` made. Raises ValueError."""
-        said = json.loads(body)
-        offers = {name: PartOffer(address, bytes.fromhex(key)) for name, (address, key) in said["offers"].items()}
-        return cls(offers, None if said["process"] is None else ProcessIdentity(**said["process"]))
+        try:
+            said = json.loads(body)
+            offers = {name: PartOffer(address, bytes.fromhex(key)) for name, (address, key) in said["offers"].items()}
+            return cls(offers, None if said["process"] is None else ProcessIdentity(**said["process"]))
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            raise ValueError(f"a hello that cannot be read: {error!r}") from error
 
 
 def pack_worker(address: str, descriptor: bytes) -> bytes:

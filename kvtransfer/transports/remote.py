@@ -112,8 +112,9 @@ class PartLink:
         try:
             while True:
                 self._take(PartMessage.unpack(self._channel.receive()))
-        except (ChannelLostError, ValueError) as error:
-            self._on_lost(str(error))
+        except Exception as error:  # whatever it is: nobody else sees that this thread has ended
+            self._on_lost(str(error) or type(error).__name__)
+            self._channel.close()
 
     def _take(self, message: PartMessage) -> None:
         match Tell(message.kind):
@@ -121,7 +122,10 @@ class PartLink:
                 self._hello.set_result(PartHello.unpack(message.body))
             case Tell.ANSWER:
                 with self._lock:
-                    if (question := self._questions.get(message.number)) is not None:
+                    question = self._questions.get(message.number)
+                    if question is not None:  # else it was waited for no longer
+                        if question.done():
+                            raise ValueError(f"a second answer to question {message.number}")
                         question.set_result(message)
             case Tell.END if message.transport in self._ends:
                 self._ends[message.transport].put(unpack_end(message))

@@ -6,6 +6,7 @@ The parts are two memory fabrics, each with a source of the same worker id; the 
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 from kvtransfer.transports.base import Memory, ReadEnd, TransportError
 from kvtransfer.transports.group import GroupTransport
 from kvtransfer.transports.memory import MemoryFabric, MemoryTransport
-from kvtransfer.transports.part_messages import Ask, PartMessage, Tell
+from kvtransfer.transports.part_messages import Ask, ChannelLostError, PartMessage, Tell
 from kvtransfer.transports.part_server import PartServer
 from kvtransfer.transports.remote import PartLink
 from tests.kvtransfer.kv_source import CANARY, block_read, content, fill, new_memory, new_worker_id, wait_for_ends
@@ -190,12 +191,48 @@ def test_a_part_that_does_not_answer_is_not_waited_for() -> None:
     link.close()
 
 
-@pytest.mark.parametrize("wrong", [b"", b"abc", *(PartMessage(kind).pack()[0] for kind in (Tell.END, Ask.POST))])
+WRONG_HELLOS = [
+    b"",
+    b"[]",
+    b"{}",
+    b'{"offers": []}',
+    b'{"offers": {"a": 1}}',
+    b'{"offers": {}, "process": 1}',
+    b"[" * 60_000,
+]
+WRONG_KINDS = [PartMessage(Tell.END), PartMessage(Ask.POST)]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        b"",
+        b"abc",
+        *(b"".join(message.pack()) for message in WRONG_KINDS),
+        *(b"".join(PartMessage(Tell.HELLO, body=body).pack()) for body in WRONG_HELLOS),
+    ],
+)
 def test_a_part_that_sends_what_no_part_sends_is_lost(wrong: bytes) -> None:
+    """Both ends learn of it: the part too hears nothing more."""
     ours, theirs = map(SocketChannel, socket.socketpair())
-    link = PartLink(1, ours)
+    link = PartLink(1, ours, answer_s=DEADLINE_S)
     theirs.send([wrong])
     with pytest.raises(TransportError, match="rank 1 is lost"):
+        link.hello(DEADLINE_S)
+    with pytest.raises(ChannelLostError):
+        theirs.receive()
+    theirs.close()
+    link.close()
+
+
+def test_a_part_that_answers_a_question_twice_is_lost() -> None:
+    ours, theirs = map(SocketChannel, socket.socketpair())
+    link = PartLink(1, ours, answer_s=DEADLINE_S)
+    asked = Future[PartMessage]()
+    asked.set_result(PartMessage(Tell.ANSWER, number=1, flag=True))
+    link._questions[1] = asked  # as it is until the thread that asked wakes
+    theirs.send(PartMessage(Tell.ANSWER, number=1, flag=True).pack())
+    with pytest.raises(TransportError, match="rank 1 is lost: a second answer to question 1"):
         link.hello(DEADLINE_S)
     theirs.close()
     link.close()
