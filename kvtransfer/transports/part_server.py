@@ -61,11 +61,14 @@ class PartServer:
         self._offers = {
             name: PartOffer(address, transport.descriptor()) for name, (transport, address) in transports.items()
         }
-        self._inbox: SimpleQueue[PartMessage | None] = SimpleQueue()
+        self._inbox: SimpleQueue[PartMessage | Exception | None] = SimpleQueue()  # ends with why, or None: it is lost
         self._pace_s = _FIRST_PACE_S
 
     def run(self) -> None:
-        """Serves until the channel is lost or closed. Raises TransportError where a transport fails."""
+        """Serves until the channel is lost or closed.
+
+        Raises TransportError where a transport fails, or what comes is no message.
+        """
         hello = PartHello(self._offers, ProcessIdentity.own())
         receiver = threading.Thread(target=self._receive, name="part", daemon=True)
         try:
@@ -84,14 +87,18 @@ class PartServer:
         try:
             while True:
                 self._inbox.put(PartMessage.unpack(self._channel.receive()))
-        except (ChannelLostError, ValueError):
+        except ChannelLostError:
             self._inbox.put(None)
+        except Exception as error:  # raised by the thread that serves
+            self._inbox.put(error)
 
     def _take_messages(self) -> bool:
         """Does what has come, after a wait of the pace. Returns False when nothing comes any more."""
         try:
             message = self._inbox.get(timeout=self._pace_s)
             while message is not None:
+                if isinstance(message, Exception):
+                    raise TransportError(f"what the worker's own process sent cannot be read: {message}") from message
                 self._do(message)
                 message = self._inbox.get_nowait()
         except Empty:

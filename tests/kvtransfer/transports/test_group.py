@@ -236,3 +236,12 @@ def test_a_part_that_answers_a_question_twice_is_lost() -> None:
         link.hello(DEADLINE_S)
     theirs.close()
     link.close()
+
+
+def test_a_part_that_is_sent_no_message_says_so() -> None:
+    ours, theirs = map(SocketChannel, socket.socketpair())
+    ours.send([b"abc"])
+    with pytest.raises(TransportError, match="cannot be read: a message of 3 bytes"):
+        PartServer(theirs, {}).run()
+    ours.close()
+    theirs.close()
