@@ -9,6 +9,7 @@ them failed. Each process reads the words after its own bytes, so words that are
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,14 +53,15 @@ class GroupTransport:
         """Makes a worker readable in all processes, or in none. Raises TransportError."""
         if worker in self._workers:
             return
-        added: list[Transport] = []
+        tried: list[Transport] = []
         try:
             for transport in self._all:
+                tried.append(transport)
                 transport.add_worker(worker, address, descriptor)
-                added.append(transport)
         except TransportError:
-            for transport in added:
-                transport.remove_worker(worker)
+            for transport in tried:  # the last one too: it may have added the worker, and answered too late
+                with suppress(TransportError):  # of a process that is lost, which `poll` tells
+                    transport.remove_worker(worker)
             raise
         self._workers.add(worker)
 

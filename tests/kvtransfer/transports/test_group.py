@@ -245,3 +245,25 @@ def test_a_part_that_is_sent_no_message_says_so() -> None:
         PartServer(theirs, {}).run()
     ours.close()
     theirs.close()
+
+
+def test_a_producer_is_removed_where_adding_it_failed_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a part adds it, and its answer comes too late. Where a part is lost, the others still remove it."""
+    removed: list[str] = []
+    other = new_worker_id()
+
+    def late(*_: object) -> None:
+        raise TransportError("rank 1 does not answer")
+
+    def lost(_: int) -> None:
+        removed.append("rank 1")
+        raise TransportError("rank 1 is lost")
+
+    own = world.transport._own
+    monkeypatch.setattr(own, "add_worker", lambda *_: None)
+    monkeypatch.setattr(own, "remove_worker", lambda _: removed.append("own"))
+    monkeypatch.setattr(world.remote, "add_worker", late)
+    monkeypatch.setattr(world.remote, "remove_worker", lost)
+    with pytest.raises(TransportError, match="rank 1 does not answer"):
+        world.transport.add_worker(other, "", world.descriptor)
+    assert sorted(removed) == ["own", "rank 1"]
