@@ -27,6 +27,7 @@ stays until the process ends, whoever drops it.
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -159,14 +160,15 @@ class NixlTransport:
             cuts = cut_by(self._pool.regions, regions, self._pool.block_bytes, self._part % len(parts))
         except ValueError as error:
             raise TransportError(f"its blocks cannot be read: {error}") from error
-        with self._agent.translated("cannot use a worker's descriptor"):
-            names = tuple(self._add_agent(worker, number, part) for number, part in enumerate(parts))
+        with self._agent.translated("cannot use a worker's descriptor"), ExitStack() as undo:
+            names = tuple(self._add_agent(worker, number, part, undo) for number, part in enumerate(parts))
             found = tuple(
-                self._prepare_part(name, part, pairs)
+                self._prepare_part(name, part, pairs, undo)
                 for name, part, pairs in zip(names, parts, cuts, strict=True)
                 if pairs
             )
             pages = self._agent.prepare(page_rows(parts[0].generations_address, parts[0].num_blocks), of=names[0])
+            undo.pop_all()
         self._workers[worker] = _RemoteWorker(names, parts[0].num_blocks, found, pages)
 
     def remove_worker(self, worker: WorkerId) -> None:
@@ -191,20 +193,22 @@ class NixlTransport:
         if place.kind is not MemoryPlace.of(self._pool.device).kind:
             raise TransportError(f"its pool is in {place.kind}, ours is not, and UCX would need its help")
 
-    def _add_agent(self, worker: WorkerId, number: int, part: NixlDescriptor) -> str:
+    def _add_agent(self, worker: WorkerId, number: int, part: NixlDescriptor, undo: ExitStack) -> str:
         name, wanted = self._agent.add_remote(part.agent_metadata), _agent_name(worker, number)
-        if name != wanted:
+        if name != wanted:  # it stays: it may be that of a worker which is read
             raise TransportError(f"the descriptor's agent is {name!r}, not {wanted!r}")
+        undo.callback(self._agent.remove_remote, name)
         return name
 
     def _prepare_part(
-        self, agent_name: str, part: NixlDescriptor, cuts: Sequence[tuple[Region, Region]]
+        self, agent_name: str, part: NixlDescriptor, cuts: Sequence[tuple[Region, Region]], undo: ExitStack
     ) -> _RemotePart:
         place = MemoryPlace.of(part.whereabouts.device)
         destinations = self._prepare_own(tuple(here for here, _ in cuts))
         blocks = self._agent.prepare(
             block_rows([there for _, there in cuts], part.num_blocks, place), place, agent_name
         )
+        undo.callback(blocks.release)
         return _RemotePart(len(cuts), blocks, destinations)
 
     def post(self, read: BlockRead) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ from kvtransfer.block_memory import GroupBlocks
 from kvtransfer.ids import WorkerId
 from kvtransfer.regions import Region
 from kvtransfer.transports import nixl
-from kvtransfer.transports.base import Memory, Transport
+from kvtransfer.transports.base import Memory, Transport, TransportError
 from kvtransfer.transports.memory import MemoryFabric, MemoryTransport
 from kvtransfer.transports.nixl import NixlTransport
+from kvtransfer.transports.nixl_lists import HOST, MemoryPlace
+from kvtransfer.transports.parts import PartOffer, join_parts
 from tests.forkserver import FORKSERVER
 from tests.kvtransfer.kv_source import End, block_read, make_end, new_worker_id, wait_for_ends
 from tests.kvtransfer.ranks import LAYOUTS, PLAIN, Ranks, group, pools_of, some_content
@@ -180,6 +183,33 @@ def test_nixl_prepares_its_pool_once_for_all_producers_that_lie_alike() -> None:
         sources.append(NixlTransport(worker, filled(group(PLAIN, of), 1)[0]))
         reader.add_worker(worker, "nowhere:0", sources[-1].descriptor())
     assert len(reader._own) == 2  # of halves of a block, for the first three, and of quarters
+
+
+def test_nixl_keeps_nothing_of_a_producer_of_which_it_cannot_use_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, ranks = new_worker_id(), group(PLAIN, "2")
+    sources = [NixlTransport(worker, ranks.new_part(range(part, part + 1)), part) for part in range(2)]
+    reader = NixlTransport(new_worker_id(), ranks.new_memory())
+    prepare, prepared = reader._agent.prepare, []
+
+    def fails_at_the_second(rows: np.ndarray, place: MemoryPlace = HOST, of: str = "") -> Any:
+        if of.endswith(".1"):
+            raise ValueError("no list")
+        prepared.append(prepare(rows, place, of) if of else prepare(rows, place))
+        return prepared[-1]
+
+    monkeypatch.setattr(reader._agent, "prepare", fails_at_the_second)
+    descriptor = join_parts([PartOffer("", source.descriptor()) for source in sources])
+    with pytest.raises(TransportError, match="no list"):
+        reader.add_worker(worker, "nowhere:0", descriptor)
+    agent = reader._agent._agent
+    assert not any(agent.check_remote_metadata(name) for name in (f"{worker:016x}", f"{worker:016x}.1"))
+    own = list(reader._own.values())
+    others = [each for each in prepared if each not in own]
+    assert [each._released for each in others] == [True]
+    monkeypatch.undo()
+    reader.add_worker(worker, "nowhere:0", descriptor)
+    for transport in (reader, *sources):
+        transport.close()
 
 
 Parts = Sequence[Sequence[Region]]
