@@ -2,7 +2,8 @@
 
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -16,8 +17,17 @@ from services.engine.kernels.ranks import RankLostError
 from services.engine.runner.group.connection import Connection, ConnectionLostError, connect
 from services.engine.runner.group.hosts import group_port, host_messages, host_ranks, joining
 from services.engine.runner.group.hosts.group_member import GroupMember
-from services.engine.runner.group.hosts.host_messages import Entry, Hello, Refused, RefusedError, Room, Start, Terms
-from services.engine.runner.group.hosts.host_ranks import HostRanks
+from services.engine.runner.group.hosts.host_messages import (
+    Entry,
+    Hello,
+    Refused,
+    RefusedError,
+    Room,
+    Start,
+    StrangeMessageError,
+    Terms,
+)
+from services.engine.runner.group.hosts.host_ranks import HostRanks, RankLeftError
 from services.engine.runner.group.hosts.joining import connect_kv, engine_of, join, settings_of
 from services.engine.runner.group.hosts.place import HostPlace
 from services.engine.runner.group.messages import RankCopy, pack_end
@@ -90,7 +100,7 @@ def joined_group(group: HostRanks, place: HostPlace) -> Iterator[list[Joined]]:
 
             def on_entry(rank: int, entry: Entry) -> None:
                 entries[rank] = entry
-                group.tell_entry(entry, but=rank)
+                group.pass_on(rank, entry)
 
             group.start(START, on_entry)
             loading = [pool.submit(rank.load) for rank in ranks]
@@ -177,6 +187,53 @@ def test_one_that_leaves_before_the_start_may_come_again(
     assert [room.threads for room in group.gathered()] == [1, 2]
     for rank in ranks:
         rank.close()
+
+
+def test_one_that_leaves_after_all_were_there_is_waited_for_again(group: HostRanks, place: HostPlace) -> None:
+    ranks = [Joined(place, 1), Joined(place, 2)]
+    assert len(group.gathered()) == SIZE - 1
+    ranks[0].close()
+    wait_until(lambda: 1 not in group._ranks)
+    with pytest.raises(RankLeftError, match="rank 1 has left"):
+        group.start(START, lambda rank, entry: None)
+    ranks.append(Joined(place, 1))
+    assert len(group.gathered()) == SIZE - 1
+    group.start(START, lambda rank, entry: None)
+    assert ranks[2].member.started() == START
+    for rank in ranks:
+        rank.close()
+
+
+def test_an_entry_for_a_rank_that_is_lost_does_not_harm_who_set_it(group: HostRanks, place: HostPlace) -> None:
+    with joined_group(group, place):
+        group._closing = True  # so that its reader does not end the group, and rank 1's connection, at once
+        group._started[1].steps.close()
+        group.pass_on(1, Entry.of("key", b"value"))
+        with pytest.raises(ModelError, match="rank 2 is lost"):
+            group.tell_entry(Entry.of("key", b"value"))
+
+
+def test_a_group_that_is_over_takes_no_connection_for_kv(group: HostRanks, place: HostPlace) -> None:
+    hello = Hello(version=host_messages.BATON_VERSION, rank=1, size=SIZE, group=TERMS.group)
+    with joined_group(group, place):
+        first = group._started[0]
+        assert first.kv is not None
+        first.kv.close()
+        first.kv = None
+        group.lost = "rank 2 is lost"
+        with pytest.raises(RefusedError, match="this group is over"):
+            group._take_kv(first.steps, hello)
+
+
+def test_a_rank_asks_for_its_old_place_for_as_long_as_that_may_be_taken() -> None:
+    assert joining._AGAIN_S > host_ranks.LOADING_PATIENCE_S
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    ends = time.monotonic() + SOON_S
+    while not is_so():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
 
 
 def test_a_rank_waits_for_rank_0(place: HostPlace, pool: ThreadPoolExecutor) -> None:
@@ -271,6 +328,17 @@ def test_an_option_that_contradicts_rank_0_is_refused() -> None:
 def test_options_of_another_version_are_refused() -> None:
     with pytest.raises(ModelError, match="another configuration"):
         engine_of(ENGINE, replace(TERMS, engine={**TERMS.engine, "sixth_sense": True}))
+
+
+def test_a_message_of_nothing_but_brackets_is_strange() -> None:
+    with pytest.raises(StrangeMessageError, match="RecursionError"):
+        Hello.unpack(bytearray(b"\x01" + b"[" * 60_000))
+
+
+def test_little_of_a_version_is_repeated(group: HostRanks) -> None:
+    with pytest.raises(RefusedError) as caught:
+        group._check(Hello(version="9" * 60_000, rank=1, size=SIZE, group=""))
+    assert len(str(caught.value)) < 200
 
 
 def test_a_refusal_is_told_as_it_is() -> None:

@@ -64,7 +64,7 @@ class _Json:
         try:
             said = json.loads(message[1:])
             own = {field.name: _checked(said[field.name], field.type) for field in fields(cls)}  # type: ignore[arg-type]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise StrangeMessageError(f"no message of this version: {type(error).__name__}") from error
         return cls(**own)
 

@@ -8,6 +8,7 @@ lost        for whatever reason: all connections are closed, and every rank ends
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import structlog
 
@@ -34,9 +35,14 @@ LOADING_PATIENCE_S = 60.0  # of silence: reading weights and importing torch kee
 SERVING_PATIENCE_S = 1.0
 _NOTICED_S = 2.0  # in which the watch has seen what others saw before
 _LOOK_S = 0.05  # between two looks at whether a wait was ended
+_MOST_SHOWN = 40  # characters of a version that a stranger may have made up
 _TOLD_S = 10.0  # between two log lines of who is waited for
 
 log = structlog.get_logger()
+
+
+class RankLeftError(ModelError):
+    """A rank has left before the start: it, or its successor, may come again."""
 
 
 class HostRanks:
@@ -58,13 +64,10 @@ class HostRanks:
 
     def gathered(self) -> list[Room]:
         """Waits until all have joined; returns what room their hosts have, by rank from 1 on."""
-        missing = self._missing()
-        while missing:
-            log.info("waiting for ranks on other hosts", ranks=", ".join(map(str, missing)))
-            with self._changed:
-                self._changed.wait_for(lambda: not self._missing(), _TOLD_S)
-            missing = self._missing()
         with self._changed:
+            while missing := self._missing():
+                log.info("waiting for ranks on other hosts", ranks=", ".join(map(str, missing)))
+                self._changed.wait_for(lambda: not self._missing(), _TOLD_S)
             return [room for rank in range(1, self._size) if (room := self._ranks[rank].room) is not None]
 
     @property
@@ -75,18 +78,23 @@ class HostRanks:
     def start(self, start: Start, on_entry: Callable[[int, Entry], None]) -> None:
         """Tells all ranks to load. on_entry: called with what a rank sets in the store, on a thread of its own.
 
-        Raises ModelError.
+        Raises RankLeftError where one has left since it joined, and ModelError.
         """
         with self._changed:
             if missing := self._missing():
-                raise ModelError(f"rank {missing[0]} has left")
+                raise RankLeftError(f"rank {missing[0]} has left")
             self._started = [self._ranks[rank] for rank in range(1, self._size)]
             self._on_entry = on_entry
-        self._tell(start.pack(), ModelError)
+        self._tell(self._started, start.pack(), ModelError)
 
-    def tell_entry(self, entry: Entry, but: int | None = None) -> None:
-        """Tells all ranks, but the one that has set it, of an entry of the store. Raises ModelError."""
-        self._tell(entry.pack(), ModelError, but)
+    def tell_entry(self, entry: Entry) -> None:
+        """Tells all ranks of an entry that rank 0 has set in the store. Raises ModelError."""
+        self._tell(self._started, entry.pack(), ModelError)
+
+    def pass_on(self, rank: int, entry: Entry) -> None:
+        """Tells the others of an entry that a rank has set. One of them that is lost is left to who reads from it."""
+        with suppress(ModelError):
+            self._tell([other for other in self._started if other.rank != rank], entry.pack(), ModelError)
 
     def answers(self) -> list[RankAnswer]:
         """Waits until all have loaded and have their connection for KV. Raises ModelError where one cannot serve."""
@@ -137,7 +145,7 @@ class HostRanks:
     def send(self, parts: Sequence[bytes]) -> None:
         """See `StepChannel.send`."""
         self._num_sent += 1
-        self._tell((bytes((Say.STEP,)), *parts), RankLostError)
+        self._tell(self._started, (bytes((Say.STEP,)), *parts), RankLostError)
 
     def wait_done(self, check: Callable[[], None]) -> None:
         """See `StepChannel.wait_done`."""
@@ -162,11 +170,10 @@ class HostRanks:
     def _missing(self) -> list[int]:
         return [rank for rank in range(1, self._size) if rank not in self._ranks or self._ranks[rank].room is None]
 
-    def _tell(self, parts: Sequence[bytes], error_of: type[Exception], but: int | None = None) -> None:
-        for rank in self._started:
+    def _tell(self, ranks: Sequence[HostRank], parts: Sequence[bytes], error_of: type[Exception]) -> None:
+        for rank in ranks:
             try:
-                if rank.rank != but:
-                    rank.steps.send(parts)
+                rank.steps.send(parts)
             except ConnectionLostError as error:
                 raise error_of(f"rank {rank.rank} is lost: {error}") from error
 
@@ -195,7 +202,7 @@ class HostRanks:
 
     def _check(self, hello: Hello) -> None:
         if hello.version != BATON_VERSION:
-            raise RefusedError(f"rank 0 is Baton {BATON_VERSION}, this is {hello.version}", again=False)
+            raise RefusedError(f"rank 0 is Baton {BATON_VERSION}, this is {hello.version[:_MOST_SHOWN]}", again=False)
         if hello.size != self._size:
             raise RefusedError(f"--world-size {hello.size}: rank 0 has {self._size}", again=False)
         if not 0 < hello.rank < self._size:
@@ -203,6 +210,8 @@ class HostRanks:
 
     def _take_kv(self, connection: Connection, hello: Hello) -> None:
         with self._changed:
+            if self._closing or self.lost is not None:
+                raise RefusedError("this group is over", again=False)
             rank = self._ranks.get(hello.rank)
             if hello.group != self._terms.group or rank is None or rank not in self._started or rank.kv is not None:
                 raise RefusedError("this group has no place for such a connection", again=False)

@@ -26,7 +26,7 @@ from services.process.backoff import Backoff
 from services.protocol.model_files.base import ModelError
 
 _FIRST_S, _LONGEST_S = 0.1, 5.0  # between two tries
-_AGAIN_S = 30.0  # for which a refusal that may be over in a moment is not believed
+_AGAIN_S = LOADING_PATIENCE_S + 15.0  # for which a rank's old place may still be taken: such a refusal is not believed
 _TOLD_S = 30.0  # between two log lines of the same failure
 _OWN = ("model", "num_threads", "worker_index", "num_workers")  # of each host
 

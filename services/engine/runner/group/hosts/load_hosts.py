@@ -15,8 +15,8 @@ from services.engine.runner.cpu.load import load_cpu
 from services.engine.runner.cpu.place import Place
 from services.engine.runner.group.cores import LeadingCores
 from services.engine.runner.group.group_runner import GroupRunner
-from services.engine.runner.group.hosts.host_messages import Entry, Start, Terms
-from services.engine.runner.group.hosts.host_ranks import HostRanks
+from services.engine.runner.group.hosts.host_messages import Entry, Room, Start, Terms
+from services.engine.runner.group.hosts.host_ranks import HostRanks, RankLeftError
 from services.engine.runner.group.hosts.joining import settings_of
 from services.engine.runner.group.hosts.part_blocks import part_blocks
 from services.engine.runner.group.hosts.place import HostPlace
@@ -57,9 +57,8 @@ def load_hosts(plan: LoadPlan, share: CoreShare | None, progress: Progress, plac
     others = HostRanks(place, terms)
     try:
         progress.stage("waiting for the other hosts")
-        rooms = [room_of(plan, shard), *others.gathered()]
-        num_blocks = blocks_of(plan, rooms)
-        ranks = _meet(others, place.size, Start(num_blocks=num_blocks, longest=longest_step(plan, num_blocks)))
+        rooms, num_blocks, store = _start(others, plan, shard)
+        ranks = _meet(others, place.size, store)
         cores = LeadingCores(openmp, share, 1, most=min(room.threads for room in rooms))
         pool = SharedPages.create("baton-kv", shard.pool_bytes(num_blocks)).array[: shard.pool_bytes(num_blocks)]
         own = load_cpu(shard, Place(cores, ranks, pool), progress, num_blocks)
@@ -77,15 +76,26 @@ def load_hosts(plan: LoadPlan, share: CoreShare | None, progress: Progress, plac
     return LoadedHosts(group, others)
 
 
-def _meet(others: HostRanks, size: int, start: Start) -> GlooRanks:
-    """Starts all ranks, and joins them by Gloo. Raises ModelError."""
+def _start(others: HostRanks, plan: LoadPlan, shard: LoadPlan) -> tuple[list[Room], int, SharedStore]:
+    """Starts all ranks once they are there. Returns the room of each, the blocks, and the store. Raises ModelError."""
     store = SharedStore(lambda key, value: others.tell_entry(Entry.of(key, value)))
 
     def on_entry(rank: int, entry: Entry) -> None:
         store.put(entry.key, entry.value)
-        others.tell_entry(entry, but=rank)
+        others.pass_on(rank, entry)
 
-    others.start(start, on_entry)
+    while True:
+        rooms = [room_of(plan, shard), *others.gathered()]
+        num_blocks = blocks_of(plan, rooms)
+        try:
+            others.start(Start(num_blocks=num_blocks, longest=longest_step(plan, num_blocks)), on_entry)
+        except RankLeftError:
+            continue  # its place is free again, and `gathered` waits for who takes it
+        return rooms, num_blocks, store
+
+
+def _meet(others: HostRanks, size: int, store: SharedStore) -> GlooRanks:
+    """Joins all ranks by Gloo. Raises ModelError."""
     return _unless_lost(others, lambda: GlooRanks(store, GLOO_NAME, 0, size, GLOO_PATIENCE_S, others.own_host))
 
 
