@@ -213,6 +213,22 @@ def test_an_entry_for_a_rank_that_is_lost_does_not_harm_who_set_it(group: HostRa
             group.tell_entry(Entry.of("key", b"value"))
 
 
+def test_a_connection_for_kv_that_rank_0_drops_is_made_again(
+    group: HostRanks, place: HostPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, dropped = group._take_kv, []
+
+    def drop_first(connection: Connection, hello: Hello) -> None:
+        if hello.rank not in dropped:
+            dropped.append(hello.rank)
+            raise ConnectionLostError("dropped")
+        take(connection, hello)
+
+    monkeypatch.setattr(group, "_take_kv", drop_first)
+    with joined_group(group, place):
+        assert sorted(dropped) == [1, 2]
+
+
 def test_a_group_that_is_over_takes_no_connection_for_kv(group: HostRanks, place: HostPlace) -> None:
     hello = Hello(version=host_messages.BATON_VERSION, rank=1, size=SIZE, group=TERMS.group)
     with joined_group(group, place):

@@ -10,7 +10,7 @@
               ◀────────── STEP                 again and again
     DONE      ────────────────────────────────────────────▶
 
-A second connection of the rank, for KV, has HELLO, and then messages of KV.
+A second connection of the rank, for KV, has HELLO and KV, or REFUSED, and then the messages of KV.
 """
 
 import base64
@@ -38,6 +38,7 @@ class Say(IntEnum):
     ANSWER = 7
     STEP = 8
     DONE = 9
+    KV = 10
 
 
 class StrangeMessageError(Exception):
@@ -106,6 +107,13 @@ class Refused(_Json):
     say = Say.REFUSED
     reason: str
     again: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvTaken(_Json):
+    """The answer to the HELLO of a connection for KV, which rank 0 has now."""
+
+    say = Say.KV
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from services.engine.runner.group.hosts.host_messages import (
     BATON_VERSION,
     Entry,
     Hello,
+    KvTaken,
     RefusedError,
     Room,
     Say,
@@ -216,6 +217,7 @@ class HostRanks:
             if hello.group != self._terms.group or rank is None or rank not in self._started or rank.kv is not None:
                 raise RefusedError("this group has no place for such a connection", again=False)
             connection.set_patience(None)  # it is closed when the other one is lost
+            connection.send(KvTaken().pack())  # first of all that is sent there
             rank.kv = connection
             self._changed.notify_all()
 

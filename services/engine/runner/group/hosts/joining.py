@@ -15,6 +15,7 @@ from services.engine.runner.group.hosts.host_messages import (
     BATON_VERSION,
     MOST_GREETING_BYTES,
     Hello,
+    KvTaken,
     RefusedError,
     StrangeMessageError,
     Terms,
@@ -59,11 +60,26 @@ def join(place: HostPlace) -> Invitation:
 
 
 def connect_kv(place: HostPlace, terms: Terms) -> Connection:
-    """Makes the second connection to rank 0, for KV. Raises ModelError."""
+    """Makes the second connection to rank 0, for KV, which has it then. Raises ModelError."""
+    pause, began = Backoff(_FIRST_S, _LONGEST_S), time.monotonic()
+    while True:
+        try:
+            return _try_kv(place, terms)
+        except RefusedError as error:
+            raise ModelError(f"rank 0 refuses the connection for KV: {error}") from error
+        except (ConnectionLostError, StrangeMessageError) as error:
+            if time.monotonic() - began > LOADING_PATIENCE_S:
+                raise ModelError(f"rank 0 does not take the connection for KV: {error}") from error
+        time.sleep(pause.next_s())
+
+
+def _try_kv(place: HostPlace, terms: Terms) -> Connection:
+    connection = _greet(place, terms.group)
     try:
-        connection = _greet(place, terms.group)
-    except ConnectionLostError as error:
-        raise ModelError(f"rank 0 is lost: {error}") from error
+        KvTaken.unpack(connection.receive())
+    except BaseException:
+        connection.close()
+        raise
     connection.set_patience(None)  # it is closed when the other one is lost
     return connection
 
