@@ -148,6 +148,8 @@ class MadeUpFeed:
             "clock_lead_s": 0.0,
             "worst_expert_imbalance": None,
             "mean_expert_imbalance": None,
+            "worst_rank_imbalance": None,
+            "mean_rank_imbalance": None,
             "slowest_rank": None,
             "waited_for_slowest_rank": None,
             "max_num_seqs": 64,

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed import FileStore
 
 from services.engine.kernels.cpu.operations import FusedOperations
-from services.engine.kernels.cpu.shared_ranks import RankSizes, SharedRanks
+from services.engine.kernels.cpu.shared_ranks import _LEAST_S, RankSizes, SharedRanks
 from services.engine.kernels.cpu.team import rows_of_a_block
 from services.engine.kernels.gloo_ranks import GlooRanks
 from services.engine.kernels.ranks import RankLostError, part_of
@@ -221,6 +221,7 @@ def be_late(ranks: SharedRanks, path: str) -> list[tuple[float, float]]:
     for each in (ranks, gloo):
         each.begin_step(1)
         each.sum(torch.zeros(3, WIDTH))  # all are there
+        time.sleep(_LEAST_S)  # before that nothing is said
         before, began = each.waited_s, time.monotonic()
         if ranks.rank == 1:
             time.sleep(LATE_S)
