@@ -171,12 +171,26 @@ class Stack:
         """The environment of workers."""
         return os.environ | self.environment
 
+    def address(self, name: str) -> str:
+        """Returns the address at which a worker is reached."""
+        return f"127.0.0.1:{self.ports[name]}"
+
+    def processes_of_workers(self) -> list[BatonProcess]:
+        """Returns the processes that serve, or would if they did not stand still."""
+        return list(self.workers.values())
+
+    def start_ended(self, prepare: Callable[[], None] | None = None) -> list[str]:
+        """Starts every worker that has ended. Returns their names."""
+        ended = [name for name, worker in self.workers.items() if not worker.running]
+        for name in ended:
+            self.start(name, prepare=prepare)
+        return ended
+
     def heal(self) -> None:
-        """Starts every worker that has ended, thaws every frozen one, and waits until all are connected."""
-        for name, process in self.workers.items():
+        """Thaws every frozen worker, starts every one that has ended, and waits until all are connected."""
+        for process in self.processes_of_workers():
             process.thaw()
-            if not process.running:
-                self.start(name)
+        self.start_ended()
         self.gateway.wait_for_workers(len(self.workers))
 
     def _gateway(self, options: Sequence[str]) -> Gateway:

@@ -58,7 +58,13 @@ class Case:
         return self._start(prompts, NUM_ASKED)
 
     def stream(self, number: int = 4, gateway: Endpoint | None = None, kind: Starts = Client) -> list[Client]:
-        """Starts clients with long answers, and returns when all of them have text.
+        """Starts clients with long answers, and returns when all of them have text. See `start_streams`."""
+        started = self.start_streams(number, gateway, kind)
+        wait_until(lambda: all(each.text for each in started), 200, "text on every stream")
+        return started
+
+    def start_streams(self, number: int, gateway: Endpoint | None = None, kind: Starts = Client) -> list[Client]:
+        """Starts clients with long answers.
 
         gateway: another than the stack's. kind: makes a client of some kind.
         """
@@ -66,9 +72,7 @@ class Case:
         prompts = [clear_prompt(model, 80 + index, 50 + 10 * index, NUM_STREAMED) for index in range(number)]
         for prompt in prompts:
             generate(model, prompt, NUM_STREAMED)  # before the fault, not within it
-        started = self._start(prompts, NUM_STREAMED, gateway, kind)
-        wait_until(lambda: all(each.text for each in started), 200, "text on every stream")
-        return started
+        return self._start(prompts, NUM_STREAMED, gateway, kind)
 
     def _start(
         self, prompts: list[list[int]], num_tokens: int, gateway: Endpoint | None = None, kind: Starts = Client
@@ -132,7 +136,7 @@ def busiest(stack: Stack, role: str) -> str:
 
 def _busiest(stack: Stack, role: str) -> str | None:
     addresses = Counter(entry[role] for entry in stack.gateway.ledger()["rows"])
-    names = {f"127.0.0.1:{port}": name for name, port in stack.ports.items()}
+    names = {stack.address(name): name for name in stack.ports}
     addresses.pop(None, None)
     return names[addresses.most_common(1)[0][0]] if addresses else None
 
@@ -158,10 +162,10 @@ def in_midstream(stack: Stack, case: Case, number: int = 4, kind: Starts = Clien
 @contextlib.contextmanager
 def standing(stack: Stack) -> Iterator[None]:
     """All workers are frozen while the context lasts; those that are left of them go on."""
-    for worker in stack.workers.values():
-        worker.freeze()
+    for process in stack.processes_of_workers():
+        process.freeze()
     try:
         yield
     finally:
-        for worker in stack.workers.values():
-            worker.thaw()
+        for process in stack.processes_of_workers():
+            process.thaw()

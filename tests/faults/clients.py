@@ -1,6 +1,7 @@
 """Clients that read an answer to its end; each knows whether its answer was lost or wrong."""
 
 import json
+import secrets
 import socket
 import threading
 import time
@@ -36,7 +37,7 @@ class Client(threading.Thread):
         """Reads until the end."""
         try:
             stream = self._gateway.client.completions.create(
-                prompt=self.prompt, max_tokens=self.num_tokens, stream=True, **GREEDY
+                prompt=self.prompt, max_tokens=self.num_tokens, stream=True, **self._options()
             )
             for chunk in stream:
                 self.text += chunk.choices[0].text
@@ -47,6 +48,9 @@ class Client(threading.Thread):
             self.error = error
         finally:
             self.times.append(time.monotonic())
+
+    def _options(self) -> dict[str, Any]:
+        return dict(GREEDY)
 
     def is_lost(self) -> bool:
         """Waits for the end: True where there is none, or one without a word."""
@@ -66,6 +70,14 @@ class Client(threading.Thread):
         begun = max(since, self.times[0])
         times = [moment for moment in self.times if moment > begun]
         return max((after - before for before, after in zip([begun, *times], times, strict=False)), default=0.0)
+
+
+class ColdClient(Client):
+    """A client whose prompt no worker has cached, whoever sent it before: load alone says where it goes."""
+
+    def _options(self) -> dict[str, Any]:
+        fields = {**GREEDY["extra_body"], "cache_salt": secrets.token_hex(8)}
+        return {**GREEDY, "extra_body": fields}
 
 
 class GrpcClient(Client):

@@ -18,6 +18,7 @@ _CLONE_NEWNS, _CLONE_NEWNET = 0x20000, 0x40000000  # linux/sched.h
 _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000  # linux/mount.h
 _BOOT_ID, _RDMA = "/proc/sys/kernel/random/boot_id", "/sys/class/infiniband"
 _BRIDGE = "bridge"
+_NO_CUT = ("table inet cut", "delete table inet cut")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -100,18 +101,37 @@ def num_sent(name: str) -> int:
 
 def lose_packets(percent: int, ports: Iterable[int]) -> None:
     """Makes this network lose so many of the packets from and to these TCP ports; 0: none any more."""
-    assert shutil.which("nft"), "nft is missing: apt install nftables"
     chosen = ", ".join(map(str, ports))
     rules = [f"tcp {end} {{ {chosen} }} numgen random mod 100 < {percent} counter drop" for end in ("dport", "sport")]
     lines = ["table inet loss", "delete table inet loss", "table inet loss {", "chain input {"]
     lines += ["type filter hook input priority 0", *(rules if percent else []), "}", "}"]
-    subprocess.run(["nft", "-f", "-"], input="\n".join(lines) + "\n", text=True, check=True)
+    _nft(lines)
 
 
 def num_lost() -> int:
     """Counts the packets that were lost since `lose_packets`."""
     listed = subprocess.run(["nft", "list", "table", "inet", "loss"], stdout=subprocess.PIPE, text=True, check=True)
     return sum(map(int, re.findall(r"counter packets (\d+)", listed.stdout)))
+
+
+def cut_off(network: Callable[[], None]) -> None:
+    """Makes a network lose all packets from and to others. network: takes a process there."""
+    chains = [
+        f"chain {hook} {{\ntype filter hook {hook} priority 0\n{end} != lo drop\n}}"
+        for hook, end in (("input", "iifname"), ("output", "oifname"))
+    ]
+    _nft([*_NO_CUT, "table inet cut {", *chains, "}"], network)
+
+
+def reconnect(network: Callable[[], None]) -> None:
+    """Ends what `cut_off` does, if it was called."""
+    _nft(_NO_CUT, network)
+
+
+def _nft(lines: Iterable[str], network: Callable[[], None] | None = None) -> None:
+    assert shutil.which("nft"), "nft is missing: apt install nftables"
+    text = "\n".join(lines) + "\n"
+    subprocess.run(["nft", "-f", "-"], input=text, text=True, check=True, preexec_fn=network)
 
 
 @contextlib.contextmanager

@@ -49,7 +49,7 @@ def proxied_stack(
 
 def until_at(stack: Stack, name: str) -> None:
     """Waits for a request that is placed at a worker."""
-    address, role = f"127.0.0.1:{stack.ports[name]}", name.partition("-")[0]
+    address, role = stack.address(name), name.partition("-")[0]
     wait_until(lambda: any(entry[role] == address for entry in stack.gateway.ledger()["rows"]), 60, f"one at {name}")
 
 

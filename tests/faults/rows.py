@@ -58,7 +58,7 @@ ROWS = {
     48: "prefill and decode silent towards each other",
     49: "a firewall refuses a living worker's port",
     50: "every process restarted in turn by SIGTERM",
-    55: "a rank of a worker dies, stands still, or computes NaN",
+    55: "a rank dies, hangs, is cut off, or computes NaN",
     61: "gateway drained under streams of any door alone",
     62: "restart with another model in the directory",
     63: "restart interrupted twice",

@@ -14,9 +14,7 @@ def supervised(stack: Stack, prepare: Callable[[], None] | None = None) -> Itera
 
     def watch() -> None:
         while not over.wait(0.1):
-            for name in [name for name, worker in stack.workers.items() if not worker.running]:
-                stack.start(name, prepare=prepare)
-                started.append(name)
+            started.extend(stack.start_ended(prepare))
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
