@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 import structlog
@@ -33,6 +34,8 @@ from services.worker.main import certificate_of, place_of
 from services.worker.rank_parts import RankPart
 from services.worker.rank_port import RankPort
 
+_GRACE_S = 2.0  # in which rank 0 ends a rank whose connection for KV it has closed
+
 log = structlog.get_logger()
 
 
@@ -55,7 +58,8 @@ def run_rank(config: WorkerConfig) -> int:
         port = RankPort(config.host, config.port, tls, config.health_port)
         member = _join(config, tls, joined, on_lost)
         address = host_port(config.advertised_host or config.host, port.port)
-        RankPart(config.hosts.rank or 0, member.blocks, port, address).serve(member.kv, on_lost)
+        part = RankPart(config.hosts.rank or 0, member.blocks, port, address).serve(member.kv, on_lost)
+        threading.Thread(target=_end_after, args=(part, on_lost), name="part's end", daemon=True).start()
         gc.collect()
         gc.freeze()  # what the model and the libraries made stays
         port.serves()
@@ -83,6 +87,13 @@ def _join(
 
     with LoadingDisplay() as display:
         return load_member(plan, place, invitation, on_lost, display)
+
+
+def _end_after(part: threading.Thread, on_lost: Callable[[str], None]) -> None:
+    """Ends a rank whose part is served no longer, where rank 0 has not ended it: no block could be handed over."""
+    part.join()
+    time.sleep(_GRACE_S)
+    on_lost("rank 0 has closed the connection for KV, or it is lost")
 
 
 def _heed_signals(joined: threading.Event, log_lines: LogWriter) -> None:

@@ -18,6 +18,7 @@ import pytest
 from services.config import Kernels, KvCacheDtype
 from services.config.engine import EngineConfig
 from services.engine.kernels.ranks import RankLostError
+from services.engine.runner.group.hosts.host_ranks import SERVING_PATIENCE_S
 from services.engine.runner.group.hosts.place import HostPlace
 from services.engine.runner.load import LoadedModel, load_runner
 from services.launcher.authority import Authority
@@ -32,7 +33,7 @@ from tests.engine.group.test_group_runner import a_step, engine_of, numbers_of, 
 
 pytestmark = pytest.mark.long
 
-WITHIN_S = 2.0  # of a loss, on a loaded machine; an idle one takes 1.2
+WITHIN_S = 6.0  # of a loss, on a loaded machine; an idle one takes half of it
 SOON_S = 20.0
 
 
@@ -112,7 +113,7 @@ def test_a_lost_rank_ends_the_step_within_a_second_or_so(
         run(group.runner, a_step(np.arange(40), 0))
         began = time.monotonic()
         os.kill(rank.process.pid, how)
-        words = "closed|reset" if how is signal.SIGKILL else "nothing came for 1.0 s"
+        words = "closed|reset" if how is signal.SIGKILL else f"nothing came for {SERVING_PATIENCE_S} s"
         with pytest.raises(RankLostError, match=f"rank 1 is lost: .*({words})"):
             go_on(group)
         assert time.monotonic() - began < WITHIN_S

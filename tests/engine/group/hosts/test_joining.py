@@ -167,6 +167,31 @@ def test_a_rank_that_shows_no_life_is_lost(group: HostRanks, place: HostPlace, m
         first.member._steps._socket.close()
 
 
+def test_a_connection_for_kv_may_be_idle_and_not_silent(
+    group: HostRanks, place: HostPlace, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = pool.submit(group.gathered)
+    ranks = [Joined(place, rank) for rank in range(1, SIZE)]
+    waiting.result()
+    group.start(START, group.pass_on)
+    for module in (host_ranks, joining):
+        monkeypatch.setattr(module, "LOADING_PATIENCE_S", 0.6)
+    loading = [pool.submit(rank.load) for rank in ranks]
+    group.answers()
+    first, second = (each.result() for each in loading)
+    at_rank_0, at_second = pool.submit(group.kv(1).receive), pool.submit(second.receive)
+    with pytest.raises(TimeoutError):
+        at_rank_0.result(1.5)
+    assert not at_second.done(), "both ends show that they live"
+    first._closed.set()  # it beats no more
+    with pytest.raises(ConnectionLostError, match=r"nothing came for 0\.6 s"):
+        at_rank_0.result(SOON_S)
+    second.close()
+    for rank in ranks:
+        rank.close()
+    first._socket.close()
+
+
 def test_a_rank_that_cannot_load_says_why(group: HostRanks, place: HostPlace, pool: ThreadPoolExecutor) -> None:
     waiting = pool.submit(group.gathered)
     ranks = [Joined(place, rank) for rank in range(1, SIZE)]

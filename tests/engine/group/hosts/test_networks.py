@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from services.engine.runner.group.hosts.host_ranks import SERVING_PATIENCE_S
 from services.engine.runner.group.hosts.place import HostPlace
 from services.launcher.authority import Authority
 from services.tls.roles import CertificateRole
@@ -23,7 +24,7 @@ pytestmark = [needs(NAMESPACES), pytest.mark.long]
 
 FIRST, SECOND, LINK = "10.78.0.1", "10.78.0.2", "second"
 PORT, HEALTH_PORT = 7700, 7701
-WITHIN_S = 2.0  # of a loss, on a loaded machine; an idle one takes 1.2
+WITHIN_S = 6.0  # of a loss, on a loaded machine; an idle one takes half of it
 SOON_S = 20.0
 _LOSE = "table inet lost { chain input { type filter hook input priority 0; ip saddr 10.78.0.0/24 drop; }; }"
 
@@ -84,7 +85,7 @@ def test_the_self_check_adds_up_over_the_link_and_all_end_with_rank_0(
 
 
 @pytest.mark.parametrize("deaf", [FIRST, SECOND])
-def test_a_host_that_hears_nothing_ends_the_worker_within_a_second_or_so(
+def test_a_host_that_hears_nothing_ends_the_worker_within_seconds(
     link: Link, tmp_path: Path, model: Path, security: tuple[str, ...], deaf: str
 ) -> None:
     with serving(link, model, tmp_path, security) as ranks:
@@ -93,4 +94,4 @@ def test_a_host_that_hears_nothing_ends_the_worker_within_a_second_or_so(
         for rank in ranks:
             assert rank.process.wait(SOON_S) == 1
         assert time.monotonic() - began < 2 * WITHIN_S
-        assert any("is lost: nothing came for 1.0 s" in rank.log for rank in ranks)
+        assert any(f"is lost: nothing came for {SERVING_PATIENCE_S} s" in rank.log for rank in ranks)

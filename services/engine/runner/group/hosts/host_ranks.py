@@ -2,7 +2,7 @@
 
 joining     each comes to the group's port; one that leaves again may come back, since nothing has begun
 started     all are there: each has its number of blocks, and loads
-watched     all have loaded; silence of a second is loss from now on
+watched     all have loaded; silence of three seconds is loss from now on
 lost        for whatever reason: all connections are closed, and every rank ends
 """
 
@@ -32,8 +32,12 @@ from services.engine.runner.group.hosts.place import HostPlace
 from services.engine.runner.group.rank_config import RankAnswer
 from services.protocol.model_files.base import ModelError
 
-LOADING_PATIENCE_S = 60.0  # of silence: reading weights and importing torch keep the interpreter busy
-SERVING_PATIENCE_S = 1.0
+# Of silence. Reading weights and importing torch keep the interpreter busy. Connections for KV have this one for ever:
+# the other connection tells that a host is lost, and that a firewall has forgotten this one alone can wait.
+LOADING_PATIENCE_S = 60.0
+SERVING_PATIENCE_S = (
+    3.0  # a group that is lost by mistake loads its model again; NIXL's first connection may take a second
+)
 _NOTICED_S = 2.0  # in which the watch has seen what others saw before
 _LOOK_S = 0.05  # between two looks at whether a wait was ended
 _MOST_SHOWN = 40  # characters of a version that a stranger may have made up
@@ -105,7 +109,7 @@ class HostRanks:
             return loaded or self.lost is not None or any(rank.answer and rank.answer.refused for rank in self._started)
 
         with self._changed:
-            self._changed.wait_for(ready)  # silence ends it
+            self._changed.wait_for(ready)  # silence ends it, and a rank that gets no connection for KV ends
         for rank in self._started:
             if rank.answer is not None and rank.answer.refused:
                 raise ModelError(f"rank {rank.rank}: {rank.answer.refused}")
@@ -216,8 +220,9 @@ class HostRanks:
             rank = self._ranks.get(hello.rank)
             if hello.group != self._terms.group or rank is None or rank not in self._started or rank.kv is not None:
                 raise RefusedError("this group has no place for such a connection", again=False)
-            connection.set_patience(None)  # it is closed when the other one is lost
+            connection.set_patience(LOADING_PATIENCE_S)
             connection.send(KvTaken().pack())  # first of all that is sent there
+            connection.beat()
             rank.kv = connection
             self._changed.notify_all()
 

@@ -80,7 +80,8 @@ def _try_kv(place: HostPlace, terms: Terms) -> Connection:
     except BaseException:
         connection.close()
         raise
-    connection.set_patience(None)  # it is closed when the other one is lost
+    connection.set_patience(LOADING_PATIENCE_S)
+    connection.beat()
     return connection
 
 
