@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from loadtest.micro.rank_turns import a_step, run, runner_of, seconds_of
+from loadtest.micro.rank_turns import Way, a_step, in_turns, loaded_runners, ratios_of
 from loadtest.tables import Record
 from services.engine.expert_imbalance import imbalance_of, pairs_of_ranks
 from services.engine.kernels.cpu.isa import known_isa
 from services.engine.runner.base import Runner, StepInput
-from services.engine.runner.group.group_runner import GroupRunner
-from services.engine.runner.memory import keep_freed_memory
 
 _STEPS = ((1, 1), (16, 1), (64, 1), (1, 512))  # rows, and new tokens of each
 
@@ -21,28 +19,14 @@ def measure(model: Path, ranks: int, context: int, rounds: int) -> list[Record]:
     """Measures each kind of step: seconds of each round, of which the median counts. context: tokens of each sequence
     before a step that decodes.
     """
-    keep_freed_memory()
     most_tokens = max(rows * (context + new) for rows, new in _STEPS)
-    ways = ((1, False), (ranks, False), (ranks, True))
-    runners = [runner_of(model, most_tokens, ranks=size, whole_experts=whole) for size, whole in ways]
-    try:
+    with loaded_runners(model, most_tokens, (Way(), Way(ranks), Way(ranks, whole_experts=True))) as runners:
         return [_of_step(runners, rows, new, context if new == 1 else 0, rounds) for rows, new in _STEPS]
-    finally:
-        for runner in runners:
-            if isinstance(runner, GroupRunner):
-                runner.close()
 
 
 def _of_step(runners: Sequence[Runner], rows: int, new: int, context: int, rounds: int) -> Record:
     step = a_step(runners[0], rows, new, context)
-    for runner in runners:
-        run(runner, step)  # records it
-    spent: list[list[float]] = [[] for _ in runners]
-    for _ in range(rounds):
-        for times, runner in zip(spent, runners, strict=True):
-            times.append(seconds_of(runner, step))
-    alone, columns, whole = spent
-    ratios = [own / other for other, own in zip(columns, whole, strict=True)]
+    alone, columns, whole = in_turns(runners, step, rounds)
     return {
         "rows": rows,
         "tokens": rows * new,
@@ -51,9 +35,7 @@ def _of_step(runners: Sequence[Runner], rows: int, new: int, context: int, round
         "one_process_ms": median(alone) * 1e3,
         "columns_ms": median(columns) * 1e3,
         "whole_ms": median(whole) * 1e3,
-        "ratio": median(ratios),
-        "ratio_from": min(ratios),
-        "ratio_to": max(ratios),
+        **ratios_of(whole, columns),
         "busiest_rank": _busiest_rank(runners[2], step),
     }
 

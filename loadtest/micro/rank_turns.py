@@ -2,7 +2,9 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -29,28 +31,60 @@ def measure(model: Path, ranks: int, context: int, rounds: int) -> list[Record]:
     """Measures each kind of step: seconds of each round, of which the median counts. context: tokens of each sequence
     before a step that decodes.
     """
-    keep_freed_memory()
     most_tokens = max(rows * (context + new) for rows, new in _STEPS)
-    runners = [runner_of(model, most_tokens, ranks=size) for size in (1, ranks)]
-    try:
+    with loaded_runners(model, most_tokens, (Way(), Way(ranks))) as runners:
         return [_of_step(runners, rows, new, context if new == 1 else 0, rounds) for rows, new in _STEPS]
-    finally:
-        for runner in runners:
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way in which a model is divided among processes."""
+
+    ranks: int = 1  # of each stage
+    stages: int = 1
+    whole_experts: bool = False
+
+
+@contextmanager
+def loaded_runners(model: Path, most_tokens: int, ways: Sequence[Way]) -> Iterator[list[Runner]]:
+    """Loads a model in each of these ways, with room for so many tokens. All end with the context."""
+    keep_freed_memory()
+    with ExitStack() as stack:
+        runners = []
+        for way in ways:
+            runners.append(runner := _runner_of(model, most_tokens, way))
             if isinstance(runner, GroupRunner):
-                runner.close()
+                stack.callback(runner.close)
+        yield runners
 
 
-def runner_of(model: Path, most_tokens: int, *, ranks: int = 1, stages: int = 1, whole_experts: bool = False) -> Runner:
-    """Loads a model, with room for so many tokens, on so many ranks, with whole experts or not, in so many stages."""
+def in_turns(runners: Sequence[Runner], step: StepInput, rounds: int) -> list[list[float]]:
+    """Runs a step on one runner after the other, in each round. Returns the seconds of each runner, by round."""
+    for runner in runners:
+        run(runner, step)  # records it
+    spent: list[list[float]] = [[] for _ in runners]
+    for _ in range(rounds):
+        for times, runner in zip(spent, runners, strict=True):
+            times.append(seconds_of(runner, step))
+    return spent
+
+
+def ratios_of(own: Sequence[float], other: Sequence[float]) -> Record:
+    """Returns the ratio of one runner's rounds to another's: the median, and from where to where it goes."""
+    ratios = [mine / theirs for mine, theirs in zip(own, other, strict=True)]
+    return {"ratio": median(ratios), "ratio_from": min(ratios), "ratio_to": max(ratios)}
+
+
+def _runner_of(model: Path, most_tokens: int, way: Way) -> Runner:
     has_weights = not model.is_dir() or any(model.glob("*.safetensors"))
     engine = EngineConfig(
         model=model,
         load_format=LoadFormat.AUTO if has_weights else LoadFormat.DUMMY,
         max_num_batched_tokens=2048,
         block_size=_BLOCK_SIZE,
-        tensor_parallel_size=ranks,
-        pipeline_parallel_size=stages,
-        expert_parallel=whole_experts,
+        tensor_parallel_size=way.ranks,
+        pipeline_parallel_size=way.stages,
+        expert_parallel=way.whole_experts,
     )
     runner = load_runner(engine).runner
     assert runner.num_blocks * _BLOCK_SIZE >= most_tokens, "the pool is too small"
@@ -60,24 +94,15 @@ def runner_of(model: Path, most_tokens: int, *, ranks: int = 1, stages: int = 1,
 
 def _of_step(runners: Sequence[Runner], rows: int, new: int, context: int, rounds: int) -> Record:
     step = a_step(runners[0], rows, new, context)
-    for runner in runners:
-        run(runner, step)  # records it
-    spent: list[list[float]] = [[] for _ in runners]
-    for _ in range(rounds):
-        for times, runner in zip(spent, runners, strict=True):
-            times.append(seconds_of(runner, step))
-    alone, divided = map(median, spent)
-    ratios = [two / one for one, two in zip(*spent, strict=True)]
+    alone, divided = in_turns(runners, step, rounds)
     return {
         "rows": rows,
         "tokens": rows * new,
         "context": context,
         "isa": known_isa().name,
-        "one_process_ms": alone * 1e3,
-        "ranks_ms": divided * 1e3,
-        "ratio": median(ratios),
-        "ratio_from": min(ratios),
-        "ratio_to": max(ratios),
+        "one_process_ms": median(alone) * 1e3,
+        "ranks_ms": median(divided) * 1e3,
+        **ratios_of(divided, alone),
         "message_us": _message_seconds(step) * 1e6,
     }
 
