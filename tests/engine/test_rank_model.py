@@ -82,6 +82,10 @@ def test_two_ranks_compute_what_transformers_computes(name: str, processes: Rank
         ("llama", {}, 2, 1, {"fused": False}),
         ("mixtral", {}, 2, 1, {"fused": False}),
         ("llama", {}, 2, 1, {"by_gloo": True}),
+        ("mixtral", {}, 4, 2, {"expert_parallel": True}),
+        ("qwen2_moe", {"tie_word_embeddings": True}, 4, 1, {"expert_parallel": True}),
+        ("gpt_oss", {}, 2, 2, {"fused": False, "expert_parallel": True}),
+        ("qwen3_moe", {}, 2, 1, {"by_gloo": True, "expert_parallel": True}),
     ],
 )
 def test_more_ranks_and_threads_and_other_ways_do_too(
@@ -136,31 +140,6 @@ def test_ranks_with_whole_experts_compute_what_transformers_computes(
     family, shape = SHAPES[name]
     directory = write_checkpoint(tmp_path / "model", family, **{"vocab_size": 321, **shape})
     rows = generated(processes, sizes_of(directory, size), directory, tmp_path, expert_parallel=True)
-    assert_right(rows, Reference(directory))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("family", "shape", "size", "threads", "options"),
-    [
-        ("mixtral", {}, 4, 2, {}),
-        ("qwen2_moe", {"tie_word_embeddings": True}, 4, 1, {}),
-        ("gpt_oss", {}, 2, 2, {"fused": False}),
-        ("qwen3_moe", {}, 2, 1, {"by_gloo": True}),
-    ],
-)
-def test_more_ranks_with_whole_experts_and_other_ways_do_too(
-    family: str,
-    shape: dict[str, Any],
-    size: int,
-    threads: int,
-    options: dict[str, Any],
-    processes: RankProcesses,
-    tmp_path: Path,
-) -> None:
-    directory = write_checkpoint(tmp_path / "model", family, **{"vocab_size": 322, **shape})
-    sizes = sizes_of(directory, size, threads)
-    rows = generated(processes, sizes, directory, tmp_path, expert_parallel=True, **options)
     assert_right(rows, Reference(directory))
 
 

@@ -3,6 +3,8 @@
 import ssl
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -16,32 +18,46 @@ from tests.e2e.forked import BatonProcess
 from tests.e2e.test_pair import GREEDY, text_of
 from tests.helm.chart import Helm
 from tests.helm.kubelet import SERVICE_IP, Node
-from tests.helm.release import COMPONENTS, choose_ports, running, settings
+from tests.helm.release import COMPONENTS, Release, choose_ports, running, settings
 
 NUM_TOKENS = 12
 REFUSED = openai.AuthenticationError
 SECRET, KEY = "demo-baton-api-key", "key"
 
 
-@pytest.mark.long
-def test_what_is_rendered_serves_a_request_and_ends_when_told(helm: Helm, tmp_path: Path):
+@contextmanager
+def serving(
+    helm: Helm, tmp_path: Path, decode_pods: int = 1, **others: object
+) -> Iterator[tuple[Release, dict[str, int]]]:
+    """A release of a tiny model, which has handed over a request, and its ports."""
     model = write_model(tmp_path / "tiny", "llama")
     prompt = clear_prompt(model, 5, 100, NUM_TOKENS)
     expected = text_of(model, generate(model, prompt, NUM_TOKENS).tokens)
     ports = choose_ports()
-    node = Node(helm.render(None, *settings(model, ports)), tmp_path / "node")
-    url, key = f"http://{SERVICE_IP}:{ports['gateway.port']}/v1", node.secret(SECRET, KEY)
-    with running(node) as release:
-        with openai.OpenAI(base_url=url, api_key=key, max_retries=0) as client:
+    node = Node(helm.render(None, *settings(model, ports, **others)), tmp_path / "node")
+    admin_url = f"http://{SERVICE_IP}:{ports['gateway.adminPort']}"
+    with running(node, decode_pods) as release:
+        with openai.OpenAI(base_url=url_of(ports), api_key=node.secret(SECRET, KEY), max_retries=0) as client:
             for _ in range(6):  # where the machine stalls for seconds, decode serves alone for a moment
                 answer = client.completions.create(prompt=prompt, max_tokens=NUM_TOKENS, **GREEDY)
                 assert answer.choices[0].text.rstrip("\ufffd") == expected
-                if num_handed_off(f"http://{SERVICE_IP}:{ports['gateway.adminPort']}"):
+                if num_handed_off(admin_url):
                     break
                 time.sleep(2)
-        assert num_handed_off(f"http://{SERVICE_IP}:{ports['gateway.adminPort']}")
-        assert models_over_grpc(ports["gateway.grpcPort"], key) == ["tiny"]
-        with openai.OpenAI(base_url=url, api_key="a stranger's", max_retries=0) as stranger, pytest.raises(REFUSED):
+        assert num_handed_off(admin_url)
+        yield release, ports
+
+
+def url_of(ports: dict[str, int]) -> str:
+    return f"http://{SERVICE_IP}:{ports['gateway.port']}/v1"
+
+
+@pytest.mark.long
+def test_what_is_rendered_serves_a_request_and_ends_when_told(helm: Helm, tmp_path: Path):
+    with serving(helm, tmp_path) as (release, ports):
+        assert models_over_grpc(ports["gateway.grpcPort"], release.node.secret(SECRET, KEY)) == ["tiny"]
+        stranger = openai.OpenAI(base_url=url_of(ports), api_key="a stranger's", max_retries=0)
+        with stranger, pytest.raises(REFUSED):
             stranger.models.list()
         assert release.test() == 0
         assert release.end() == [(name, 0) for name in reversed(COMPONENTS)]
@@ -50,22 +66,8 @@ def test_what_is_rendered_serves_a_request_and_ends_when_told(helm: Helm, tmp_pa
 @pytest.mark.long
 def test_a_worker_of_two_pods_serves_and_ends_as_one(helm: Helm, tmp_path: Path):
     """Kubernetes tells all pods of a group to end at the same time."""
-    model = write_model(tmp_path / "tiny", "llama")
-    prompt = clear_prompt(model, 5, 100, NUM_TOKENS)
-    expected = text_of(model, generate(model, prompt, NUM_TOKENS).tokens)
-    ports = choose_ports()
     groups = {"decode__nodesPerWorker": 2, "decode__tensorParallelSize": 2}
-    node = Node(helm.render(None, *settings(model, ports, **groups)), tmp_path / "node")
-    url, key = f"http://{SERVICE_IP}:{ports['gateway.port']}/v1", node.secret(SECRET, KEY)
-    with running(node, decode_pods=2) as release:
-        with openai.OpenAI(base_url=url, api_key=key, max_retries=0) as client:
-            for _ in range(6):
-                answer = client.completions.create(prompt=prompt, max_tokens=NUM_TOKENS, **GREEDY)
-                assert answer.choices[0].text.rstrip("\ufffd") == expected
-                if num_handed_off(f"http://{SERVICE_IP}:{ports['gateway.adminPort']}"):
-                    break
-                time.sleep(2)
-        assert num_handed_off(f"http://{SERVICE_IP}:{ports['gateway.adminPort']}")
+    with serving(helm, tmp_path, decode_pods=2, **groups) as (release, _):
         (other,) = release.others
         assert isinstance(other.process, BatonProcess)
         other.process.terminate()
