@@ -33,7 +33,7 @@ from services.engine.runner.group.rank_config import RankAnswer
 from services.protocol.model_files.base import ModelError
 
 # Of silence. Reading weights and importing torch keep the interpreter busy. Connections for KV have this one for ever:
-# the other connection tells that a host is lost, and that a firewall has forgotten this one alone can wait.
+# the other connection tells that a host is lost, and that a firewall drops this one alone can wait.
 LOADING_PATIENCE_S = 60.0
 SERVING_PATIENCE_S = (
     3.0  # a group that is lost by mistake loads its model again; NIXL's first connection may take a second
