@@ -35,9 +35,8 @@ from services.protocol.model_files.base import ModelError
 # Of silence. Reading weights and importing torch keep the interpreter busy. Connections for KV have this one for ever:
 # the other connection tells that a host is lost, and that a firewall drops this one alone can wait.
 LOADING_PATIENCE_S = 60.0
-SERVING_PATIENCE_S = (
-    3.0  # a group that is lost by mistake loads its model again; NIXL's first connection may take a second
-)
+# A group that is lost by mistake loads its model again, and NIXL's first connection may take a second.
+SERVING_PATIENCE_S = 3.0
 _NOTICED_S = 2.0  # in which the watch has seen what others saw before
 _LOOK_S = 0.05  # between two looks at whether a wait was ended
 _MOST_SHOWN = 40  # characters of a version that a stranger may have made up
